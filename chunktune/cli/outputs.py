@@ -1,0 +1,143 @@
+"""Where the answer goes: files, stdout and the output directory, all checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from chunktune.errors import EnvironmentFailedError, UsageError
+from chunktune.results import Record
+
+STDOUT = "-"
+OUTPUT_FILES = ("journal.jsonl", "record.json")
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the user asked to have written: format flag -> path or "-", and whether to print M alone."""
+
+    files: Mapping[str, str]
+    print_chunks: bool = False
+
+    @property
+    def on_stdout(self) -> tuple[str, ...]:
+        """The flags that claim stdout; the table is printed only where there is none."""
+        claims = [f"{flag} -" for flag, path in self.files.items() if path == STDOUT]
+        return (*claims, *(["--print chunks"] if self.print_chunks else []))
+
+    def check(self) -> None:
+        """Raises UsageError where two outputs share a place, or a file could not be written."""
+        if len(self.on_stdout) > 1:
+            raise UsageError(f"{' and '.join(self.on_stdout)} would share stdout; at most one output may take it")
+        paths: dict[Path, str] = {}
+        for flag, path in self.files.items():
+            if path != STDOUT:
+                _check_file(flag, Path(path))
+                if other := paths.get(Path(path).absolute()):
+                    raise UsageError(f"{other} and {flag} both write to {path}; each needs a file of its own")
+                paths[Path(path).absolute()] = flag
+
+
+def deliver(record: Record, outputs: Outputs, say: Callable[[str], None]) -> None:
+    """Write the record in every format asked for; without one on stdout, the table goes there.
+
+    Raises EnvironmentFailedError where a file or stdout cannot be written.
+    """
+    for flag, path in outputs.files.items():
+        write(path, _render(flag, record), say)
+    if outputs.print_chunks and record.verdict and record.verdict.chunks is not None:
+        to_stdout(f"{record.verdict.chunks}\n")
+    if not outputs.on_stdout:
+        _print_table(record)
+
+
+def write(path: str, text: str, say: Callable[[str], None]) -> None:
+    """Write `text` to a file, or to stdout for "-". Raises EnvironmentFailedError where that fails."""
+    ended = text if text.endswith("\n") else text + "\n"
+    if path == STDOUT:
+        return to_stdout(ended)
+    try:
+        Path(path).write_text(ended, encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentFailedError(f"{path} cannot be written: {error.strerror or error}") from error
+    return say(f"Wrote {path}")
+
+
+def to_stdout(text: str) -> None:
+    """Write to stdout, at once. Raises EnvironmentFailedError where nobody reads it or the disk is full."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        raise _lost_stdout(error) from error
+
+
+def settle_directory(option: Path | None, name: str, *, force: bool, now: datetime) -> Path:
+    """The output directory, made if need be: the option, or runs/<name>-<time>.
+
+    What it holds is left alone: the launcher clears it when nothing else can go wrong. Raises UsageError where
+    it holds a sweep and `force` is not given, EnvironmentFailedError where it cannot be written.
+    """
+    directory = option if option is not None else _fresh(Path("runs") / f"{name}-{now:%Y%m%d-%H%M%S}")
+    held = [file for file in OUTPUT_FILES if (directory / file).exists()]
+    if held and not force:
+        rule = "a sweep needs a directory of its own; give another --output-dir, or --force to overwrite"
+        raise UsageError(f"{directory} already holds {' and '.join(held)}; {rule}")
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is no directory; --output-dir takes a directory, made where missing")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fact = f"{directory} cannot be used for output: {error.strerror or error}"
+        raise EnvironmentFailedError(f"{fact}; give a writable --output-dir") from error
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise EnvironmentFailedError(f"{directory} is not writable; give a writable --output-dir")
+    return directory
+
+
+def _fresh(path: Path) -> Path:
+    """`path`, or the first of path-2, path-3, ... that does not exist: two sweeps may start in one second."""
+    number, candidate = 1, path
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
+
+
+def _check_file(flag: str, path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"{flag} {path} is a directory; it takes a file, or - for stdout")
+    if not path.parent.is_dir():
+        raise UsageError(f"{flag} {path} cannot be written: there is no directory {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{flag} {path} cannot be written: permission denied")
+
+
+def _render(flag: str, record: Record) -> str:
+    if flag == "--json":
+        from chunktune.record import record_json
+
+        return record_json(record)
+    from chunktune.report import tabular
+
+    return tabular.to_csv(record) if flag == "--csv" else tabular.to_markdown(record)
+
+
+def _print_table(record: Record) -> None:
+    from chunktune.report.terminal import print_record
+
+    try:
+        print_record(record, sys.stdout)
+        sys.stdout.flush()
+    except OSError as error:
+        raise _lost_stdout(error) from error
+
+
+def _lost_stdout(error: OSError) -> EnvironmentFailedError:
+    # What is still buffered would raise once more, and noisily, when the interpreter shuts down.
+    sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    return EnvironmentFailedError(f"stdout cannot be written: {error.strerror or error}")

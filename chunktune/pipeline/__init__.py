@@ -1,0 +1,1 @@
+"""The real pipeline: stages, rehearsal, workers and their launch. Nothing here decides anything."""

@@ -1,0 +1,202 @@
+"""One group of worker processes: its store, its data channel, its control channel, and its last words.
+
+The store belongs to the launcher and outlives the workers, so what a dying group leaves there is read by the
+next one. Agreement runs over gloo on the CPU, never over the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from chunktune.device import Device
+
+# Long, since a deadline of our own ends a hung group much earlier and says why.
+GROUP_TIMEOUT = timedelta(hours=12)
+STORE_TIMEOUT = timedelta(minutes=5)
+EXIT_LOST = 7
+"""A worker whose group cannot go on ends with this; the launcher starts the group again."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker stands, as the launcher's environment says."""
+
+    rank: int
+    ranks: int
+    local_rank: int
+    local_ranks: int
+    attempt: int
+    address: str
+    port: int
+    agent_store: bool
+
+    @classmethod
+    def from_environment(cls) -> Place:
+        """Read the variables that torch's launcher sets. Raises KeyError where one is missing."""
+        env = os.environ
+        return cls(
+            rank=int(env["RANK"]),
+            ranks=int(env["WORLD_SIZE"]),
+            local_rank=int(env.get("LOCAL_RANK", "0")),
+            local_ranks=int(env.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"])),
+            attempt=int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            address=env["MASTER_ADDR"],
+            port=int(env["MASTER_PORT"]),
+            agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        )
+
+
+def under_launcher() -> bool:
+    """Whether this process was started by torch's elastic agent (torchrun), with a rank of its own."""
+    return "RANK" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def loopback_store(port: int = 0) -> dist.TCPStore:
+    """A store that listens on 127.0.0.1 and nowhere else."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(1024)
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=STORE_TIMEOUT,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is this machine's own loopback."""
+    return address == "localhost" or address.startswith("127.") or address == "::1"
+
+
+class Group:
+    """The workers of one attempt. `generation` counts the groups of one launch, restarts and re-openings."""
+
+    def __init__(self, place: Place, device: Device) -> None:
+        self.place = place
+        self._device = device
+        self.store = _connect(place)
+        self._opened = 0
+        self._control: Any = None
+
+    @property
+    def generation(self) -> str:
+        """Name of the current group, unique within the life of the store."""
+        return f"{self.place.attempt}.{self._opened}"
+
+    @property
+    def reopened(self) -> bool:
+        """Whether these processes have opened a group before."""
+        return self._opened > 1
+
+    def open(self) -> None:
+        """Form the process group and its control channel; a new one each time, under keys of its own.
+
+        torch's workers would otherwise read the addresses of the group that died from the store.
+        """
+        self._opened += 1
+        if is_loopback(self.place.address):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        cuda = self._device.kind == "cuda"
+        dist.init_process_group(
+            self._device.backend,
+            store=dist.PrefixStore(f"chunktune/group/{self.generation}", self.store),
+            rank=self.place.rank,
+            world_size=self.place.ranks,
+            timeout=GROUP_TIMEOUT,
+            device_id=self._device.torch_device if cuda else None,
+        )
+        self._control = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+        if cuda:
+            dist.all_reduce(torch.zeros(1, device=self._device.torch_device))
+            self._device.synchronise()
+
+    def close(self) -> None:
+        """Leave the process group in good order."""
+        self._control = None
+        dist.destroy_process_group()
+
+    def gather(self, mine: Any) -> list[Any]:
+        """Every rank's value, on every rank, over the control channel."""
+        everyone: list[Any] = [None] * self.place.ranks
+        dist.all_gather_object(everyone, mine, group=self._control)
+        return everyone
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._control)
+        return box[0]
+
+    def barrier(self) -> None:
+        """Wait for every rank, over the control channel."""
+        dist.barrier(group=self._control)
+
+    def leave_note(self, note: dict[str, Any]) -> None:
+        """Say in the store why this worker is about to end; the earliest note of a group is the reason."""
+        full = {"rank": self.place.rank, "time_ns": time.time_ns(), **note}
+        with contextlib.suppress(Exception):
+            self.store.set(self._note_key(self.place.attempt, self.place.rank), json.dumps(full))
+
+    def note_of_previous(self) -> dict[str, Any] | None:
+        """The first failure of the group before this one, by time; None where it left no word."""
+        keys = [self._note_key(self.place.attempt - 1, rank) for rank in range(self.place.ranks)]
+        notes = [json.loads(self.store.get(key)) for key in keys if self.store.check([key])]
+        return min(notes, key=lambda note: note["time_ns"], default=None)
+
+    def _note_key(self, attempt: int, rank: int) -> str:
+        return f"chunktune/note/{attempt}/{rank}"
+
+    def agree_on(self, key: str, mine: str) -> str:
+        """The value that the first worker of this launch proposed for a key, restarts included."""
+        name = f"chunktune/{key}"
+        self.store.compare_set(name, "", mine)
+        return str(self.store.get(name).decode())
+
+    @contextlib.contextmanager
+    def deadline(self, seconds: float, note: dict[str, Any]) -> Iterator[None]:
+        """End this process, with every thread's stack in the log, when the work inside takes longer.
+
+        A hung pipeline frees its peers in no other way. The second, later alarm needs no interpreter lock.
+        """
+
+        def expire() -> None:
+            self.leave_note({"state": "timeout", "reason": f"not done after {seconds:.0f} s", **note})
+            faulthandler.dump_traceback(sys.stderr, all_threads=True)
+            os._exit(EXIT_LOST)
+
+        alarm = threading.Timer(seconds, expire)
+        alarm.daemon = True
+        alarm.start()
+        faulthandler.dump_traceback_later(seconds + 10, exit=True, file=sys.stderr)
+        try:
+            yield
+        finally:
+            alarm.cancel()
+            faulthandler.cancel_dump_traceback_later()
+
+
+def _connect(place: Place) -> dist.Store:
+    if not place.agent_store and place.rank == 0:
+        if is_loopback(place.address):
+            return loopback_store(place.port)
+        return dist.TCPStore(place.address, place.port, is_master=True, timeout=STORE_TIMEOUT)
+    return dist.TCPStore(place.address, place.port, is_master=False, timeout=STORE_TIMEOUT)

@@ -1,0 +1,209 @@
+"""What every rank does when rank 0 calls: a trial, rounds of a comparison, a layer's cost. Collective throughout."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from chunktune.pipeline.group import Group
+from chunktune.pipeline.rehearsal import RankReport, counted_report, failure_report, rehearse
+from chunktune.pipeline.runtime import Operation
+from chunktune.pipeline.work import Budget, RankWork, Trainer, TrainingStep
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: the least timed steps of a trial and of a block, and the seconds they should fill."""
+
+    trial_steps: int = 3
+    trial_s: float = 0.3
+    block_steps: int = 1
+    block_s: float = 0.2
+    most_steps: int = 20
+
+    def trial_count(self, step_s: float) -> int:
+        """Timed steps of a trial whose step takes `step_s`."""
+        return self._count(self.trial_steps, self.trial_s, step_s)
+
+    def block_count(self, step_s: float) -> int:
+        """Timed steps of one block of a round."""
+        return self._count(self.block_steps, self.block_s, step_s)
+
+    def _count(self, least: int, fill_s: float, step_s: float) -> int:
+        return max(least, min(self.most_steps, math.ceil(fill_s / max(step_s, 1e-9))))
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Consecutive timed steps of one rank: when each ended (s after a common start), how long it was busy in each.
+
+    `forward_s`, `backward_s`: seconds a micro-batch, summed over the rank's parts.
+    """
+
+    ends_s: tuple[float, ...]
+    busy_s: tuple[float, ...]
+    forward_s: float
+    backward_s: float
+
+
+@dataclass(frozen=True)
+class RankTrial:
+    """One rank's part of a trial that ran in the real pipeline."""
+
+    report: RankReport
+    parts: tuple[int, ...]
+    budget: Budget
+    rehearsed_peak_bytes: int
+    warm_step_s: float
+    reserved_bytes: int | None = None
+    timed: Timed | None = None
+    loss: float | None = None
+
+
+@dataclass
+class Measurer:
+    """Runs one rank's share of every task. All methods are collective: every rank calls the same in the same order."""
+
+    work: RankWork
+    group: Group
+    effort: Effort
+    _trainer: Trainer | None = field(default=None, init=False)
+    _step: TrainingStep | None = field(default=None, init=False)
+
+    def trial(self, chunks: int, micro_batch: int) -> list[RankTrial] | list[RankReport]:
+        """Rehearse, agree, then run the real pipeline. Reports of the ranks where the rehearsal did not fit.
+
+        Raises what the real pipeline raises on this rank; then the group is lost, and only its end frees the peers.
+        """
+        self._drop()
+        rehearsed = rehearse(self.work, chunks, micro_batch)
+        reports: list[RankReport] = self.group.gather(rehearsed)
+        if any(report.state != "ok" for report in reports):
+            return reports
+        return self.group.gather(self._real_trial(chunks, micro_batch, rehearsed.peak_bytes))
+
+    def _real_trial(self, chunks: int, micro_batch: int, rehearsed_peak_bytes: int) -> RankTrial:
+        budget = self.work.budget()
+        result = self._warm_up(chunks, micro_batch, budget)
+        fits = all(self.group.gather(result.report.state == "ok"))
+        if not fits:
+            self._drop()
+            return replace(result, rehearsed_peak_bytes=rehearsed_peak_bytes)
+        count = self.group.broadcast(self.effort.trial_count(result.warm_step_s))
+        return replace(result, rehearsed_peak_bytes=rehearsed_peak_bytes, timed=self._timed(count))
+
+    def _warm_up(self, chunks: int, micro_batch: int, budget: Budget) -> RankTrial:
+        """Two untimed, counted steps of the real pipeline from the initial weights; the peak is the second's."""
+        device = self.work.device
+        # Past the budget the count says no; the allocator stops only what would endanger the machine.
+        slack = budget.budget_bytes // 4 if device.kind == "cpu" else 0
+        with device.enforce(budget.budget_bytes, slack), device.watch() as watch:
+            try:
+                self._build(chunks, micro_batch)
+                assert self._step is not None
+                losses = self._step.run()
+                loss = float(torch.stack([one.detach().float() for one in losses]).sum()) if losses else None
+                del losses
+                watch.restart()
+                start = time.perf_counter()
+                self._step.run()
+                device.synchronise()
+                warm_step_s = time.perf_counter() - start
+            except Exception as error:
+                report = failure_report(self.work.rank, error, watch, budget.budget_bytes, "pipeline")
+                raise PipelineLostError(report, chunks) from error
+            report = counted_report(self.work.rank, watch, budget.budget_bytes, "pipeline")
+            reserved = watch.reserved_bytes
+        self._take_operations()
+        return RankTrial(report, self.work.own_parts, budget, 0, warm_step_s, reserved, None, loss)
+
+    def block(self, chunks: int, micro_batch: int, steps: int) -> list[Timed]:
+        """Timed steps at M, on every rank; the first step after a change of M is not timed."""
+        if self._step is None or (self._step.chunks, self._step.micro_batch) != (chunks, micro_batch):
+            self._build(chunks, micro_batch)
+            self._run_one()
+            self._take_operations()
+        return self.group.gather(self._timed(steps))
+
+    def _run_one(self) -> None:
+        assert self._step is not None
+        try:
+            self._step.run()
+            self.work.device.synchronise()
+        except Exception as error:
+            budget = self.work.budget().budget_bytes
+            report = failure_report(self.work.rank, error, None, budget, "pipeline")
+            raise PipelineLostError(report, self._step.chunks) from error
+
+    def _timed(self, count: int) -> Timed:
+        """Steps one after the other from a common start, as in training: no barrier between them."""
+        assert self._step is not None
+        operations: list[list[Operation]] = []
+        ends = []
+        self.group.barrier()
+        start = time.perf_counter()
+        for _ in range(count):
+            self._run_one()
+            ends.append(time.perf_counter() - start)
+            operations.append(self._take_operations())
+        return Timed(
+            ends_s=tuple(ends),
+            busy_s=tuple(sum(one.seconds for one in step) for step in operations),
+            forward_s=_per_chunk(operations, ("forward", "loss"), self._step.chunks),
+            backward_s=_per_chunk(operations, ("backward", "input", "weight"), self._step.chunks),
+        )
+
+    def _build(self, chunks: int, micro_batch: int) -> None:
+        """A step at another M over the same weights: stages and schedule are new, the rest stays."""
+        self._step = None
+        self._trainer = self._trainer or Trainer(self.work)
+        self._step = TrainingStep(self._trainer, chunks, micro_batch, rehearsal=False)
+
+    def _take_operations(self) -> list[Operation]:
+        return self._step.operations.take() if self._step is not None else []
+
+    def _drop(self) -> None:
+        self._step = self._trainer = None
+        self.work.device.release()
+
+    def layer_seconds(self, micro_batch: int, repeats: int = 3) -> list[float]:
+        """Forward and backward seconds of every layer at b samples; each rank measures every K-th layer."""
+        group, work = self.group, self.work
+        mine = {}
+        layers = work.layer_count()
+        for layer in range(group.place.rank, layers, group.place.ranks):
+            mine[layer] = work.layer_seconds(layer, micro_batch, repeats)
+        merged: dict[int, float] = {}
+        for share in group.gather(mine):
+            merged |= share
+        return [merged[layer] for layer in range(layers)]
+
+
+class PipelineLostError(Exception):
+    """The real pipeline raised on this rank: stage, schedule and process group are dead."""
+
+    def __init__(self, report: RankReport, chunks: int) -> None:
+        super().__init__(report.reason)
+        self.report = report
+        self.chunks = chunks
+
+
+def _per_chunk(steps: Sequence[Sequence[Operation]], kinds: tuple[str, ...], chunks: int) -> float:
+    totals = [sum(one.seconds for one in step if one.kind in kinds) for step in steps]
+    return statistics.median(totals) / chunks
+
+
+def step_seconds(ranks: Sequence[Timed]) -> list[float]:
+    """Seconds of each step of the whole pipeline, from the last rank's end of one to that of the next."""
+    ends = [max(rank.ends_s[index] for rank in ranks) for index in range(len(ranks[0].ends_s))]
+    return [end - start for start, end in zip([0.0, *ends], ends, strict=False)]
+
+
+def visiting_order(values: Sequence[int], round_index: int) -> list[int]:
+    """A B in even rounds, B A in odd ones, so that a drift of the machine favours nobody."""
+    return list(values) if round_index % 2 == 0 else list(reversed(values))

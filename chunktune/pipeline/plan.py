@@ -1,0 +1,70 @@
+"""What a sweep is going to do, known before any process starts: model, ranks, parts, candidates. No device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chunktune import partition, schedules
+from chunktune.candidates import Candidates, enumerate_candidates
+from chunktune.errors import UsageError
+from chunktune.models import build_model
+from chunktune.models.base import ModelDefinition
+from chunktune.spec import Spec
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A spec made concrete for K ranks. `counts`: layers a part, None while layers have to be timed first."""
+
+    spec: Spec
+    model: ModelDefinition
+    stages: int
+    virtual_stages: int
+    candidates: Candidates
+    counts: tuple[int, ...] | None
+
+    @property
+    def parts(self) -> int:
+        """K V, the parts that the model is cut into."""
+        return self.stages * self.virtual_stages
+
+
+def make_plan(spec: Spec, stages: int, spec_dir: str) -> Plan:
+    """Check everything that needs no device.
+
+    Raises UsageError or SpecError for what the spec asks, UserCodeError for what its factory does.
+    """
+    if spec_dir not in sys.path:
+        sys.path.insert(0, spec_dir)
+    name = spec.pipeline.schedule
+    virtual = spec.pipeline.virtual_stages or schedules.default_virtual_stages(name)
+    refused = schedules.virtual_stages_refusal(name, virtual)
+    if refused:
+        raise UsageError(f"pipeline.virtual_stages: {refused}")
+    candidates = enumerate_candidates(spec, stages)
+    model = build_model(spec.model)
+    choice = spec.pipeline.partition
+    timed = choice == "time"
+    counts = counts_for("uniform" if timed else choice, model, stages * virtual)
+    return Plan(spec, model, stages, virtual, candidates, None if timed else counts)
+
+
+def counts_for(
+    choice: str | Sequence[int], model: ModelDefinition, parts: int, layer_s: Sequence[float] | None = None
+) -> tuple[int, ...]:
+    """Layers of each part under a choice of partition. `layer_s`: seconds a layer, needed for "time"."""
+    if choice == "time":
+        assert layer_s is not None
+        return partition.optimal(layer_s, parts)
+    if choice == "parameters":
+        return partition.optimal(_parameters_per_layer(model), parts)
+    return partition.counts_for(choice, layers=len(model.layers), parts=parts)
+
+
+def _parameters_per_layer(model: ModelDefinition) -> list[float]:
+    import torch
+
+    with torch.device("meta"):
+        return [float(sum(p.numel() for p in build().parameters())) for build in model.layers]

@@ -1,0 +1,115 @@
+"""Rehearsal: one rank runs its own stage's plan alone, so that running out of memory is an ordinary exception.
+
+Nobody waits for a peer: receives find their buffers ready, sends keep their tensor until they are waited for,
+as real ones do. What does not fit, or raises, is found here, and no process has to die for it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Literal
+
+from chunktune.device import MIB, MemoryWatch, asked_bytes, chain, is_out_of_memory
+from chunktune.pipeline.work import RankWork, Trainer, TrainingStep
+from chunktune.results import Shortage
+from chunktune.units import format_bytes
+
+SLACK_BYTES = 8 * MIB
+"""What a CPU rank may use besides tensors before its allocator refuses; the counted peak is exact all the same."""
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """How one rank fared. `log` is the user's traceback, for the log file."""
+
+    rank: int
+    state: Literal["ok", "oom", "error"]
+    peak_bytes: int = 0
+    reason: str | None = None
+    shortage: Shortage | None = None
+    log: str | None = None
+
+
+def rehearse(work: RankWork, chunks: int, micro_batch: int) -> RankReport:
+    """Two optimizer steps at M chunks of b samples, memory enforced and counted; the peak is the second's.
+
+    Never raises for what the user's model does: every failure becomes a report.
+    """
+    budget = work.budget()
+    work.device.release()
+    watch: MemoryWatch | None = None
+    step: TrainingStep | None = None
+    try:
+        with (
+            work.device.enforce(budget.budget_bytes, SLACK_BYTES),
+            work.device.watch() as watch,
+        ):
+            step = TrainingStep(Trainer(work), chunks, micro_batch, rehearsal=True)
+            step.run()
+            watch.restart()
+            step.run()
+            work.device.synchronise()
+        report = counted_report(work.rank, watch, budget.budget_bytes, "rehearsal")
+    except Exception as error:
+        report = failure_report(work.rank, error, watch, budget.budget_bytes, "rehearsal")
+        # The traceback keeps every activation alive.
+        error.__traceback__ = None
+    finally:
+        step = None
+        work.device.release()
+    return report
+
+
+def counted_report(
+    rank: int, watch: MemoryWatch, budget_bytes: int, where: Literal["rehearsal", "pipeline"]
+) -> RankReport:
+    """The report of steps that ran: "oom" all the same where the counted peak or a retry is past the budget."""
+    if watch.peak_bytes <= budget_bytes and watch.retries == 0:
+        return RankReport(rank, "ok", watch.peak_bytes)
+    shortage = Shortage(rank=rank, needed_bytes=watch.peak_bytes, budget_bytes=budget_bytes, where=where)
+    if watch.retries:
+        reason = f"rank {rank}: the allocator was at its limit ({watch.retries} retries)"
+    else:
+        reason = f"rank {rank} needs {format_bytes(watch.peak_bytes)}, may use {format_bytes(budget_bytes)}"
+    return RankReport(rank, "oom", watch.peak_bytes, reason, shortage)
+
+
+def failure_report(
+    rank: int,
+    error: BaseException,
+    watch: MemoryWatch | None,
+    budget_bytes: int,
+    where: Literal["rehearsal", "pipeline"],
+) -> RankReport:
+    """The report of an exception: out of memory by its type, otherwise the user's own error in one line."""
+    if not is_out_of_memory(error):
+        log = "".join(traceback.format_exception(error))
+        return RankReport(rank, "error", reason=f"rank {rank}: {root_cause(error)}", log=log)
+    asked = asked_bytes(error)
+    held = watch.current_bytes if watch is not None else 0
+    needed = held + (asked or 0)
+    known = needed > budget_bytes
+    shortage = Shortage(
+        rank=rank,
+        needed_bytes=needed if known else None,
+        budget_bytes=budget_bytes,
+        asked_bytes=asked,
+        where=where,
+    )
+    need = f"needs at least {format_bytes(needed)}" if known else f"ran out with {format_bytes(held)} allocated"
+    reason = f"rank {rank} {need}, may use {format_bytes(budget_bytes)}"
+    return RankReport(rank, "oom", 0, reason, shortage)
+
+
+def root_cause(error: BaseException) -> str:
+    """Type and first line of the exception that started it; torch wraps the user's in its own."""
+    first = list(chain(error))[-1] if error.__cause__ is None else _deepest_cause(error)
+    lines = str(first).strip().splitlines()
+    return f"{type(first).__name__}: {lines[0][:200] if lines else '(no message)'}"
+
+
+def _deepest_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

@@ -1,0 +1,335 @@
+"""Everything that chunktune takes from torch under a private name, and nothing else.
+
+When torch changes, this file changes: `tests/pipeline/test_runtime.py` says which name broke. The rest of the
+project sees only what is defined here:
+
+* `PipelineStep`  one step of torch's own schedule class, every operation timed
+* `rehearsing`    the same schedule with the communication left out
+* `boundaries`    the tensors that cross between parts, from a fake-tensor pass
+* `StorageMeter`  exact bytes of live tensors, on the CPU
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed.pipelining.schedules as torch_schedules
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.weak import WeakIdKeyDictionary
+
+Mark = Any
+"""A point on a device's time line: a float of seconds on the CPU, an event on CUDA."""
+
+
+def quiet_logs() -> None:
+    """Stop torch from printing a whole schedule at ERROR level when a step raises; the exception says it too."""
+    logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
+
+
+class StorageMeter(TorchDispatchMode):
+    """Counts the bytes of every storage that an operation returns, from its birth to its last reference.
+
+    Counts storages, not modules, so it survives any schedule, split backward and many steps, and equals the
+    totals of torch's profiler. It slows what it watches: never for timed steps. It does not see workspaces
+    inside one operation. `round_to` rounds each storage up, as an allocator does.
+    """
+
+    def __init__(self, round_to: int = 1) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.current_bytes = 0
+        self.peak_bytes = 0
+        self._round_to = round_to
+        self._known: Any = WeakIdKeyDictionary()
+
+    def restart_peak(self) -> None:
+        """Read the peak from here on."""
+        self.peak_bytes = self.current_bytes
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        size = math.ceil(storage.nbytes() / self._round_to) * self._round_to
+        box = self._known.get(storage)
+        if box is None:
+            box = self._known[storage] = [0]
+            weakref.finalize(storage, self._forget, box)
+        self.current_bytes += size - box[0]
+        box[0] = size
+
+    def _forget(self, box: list[int]) -> None:
+        self.current_bytes -= box[0]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, then count what it returned."""
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_iter(result):
+            if isinstance(leaf, torch.Tensor):
+                self._count(leaf)
+        self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+        return result
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What enters and leaves one part for one micro-batch: meta tensors of the type it really returns."""
+
+    inputs: torch.Tensor
+    outputs: torch.Tensor
+
+
+def _as_meta(tensor: torch.Tensor) -> torch.Tensor:
+    meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return meta.requires_grad_(tensor.is_floating_point())
+
+
+class BoundaryReader:
+    """Reads boundary tensors by running the parts on fake tensors: exact types, no memory, no arithmetic.
+
+    The parts are built once, fake; a pass for another micro-batch size costs microseconds an operation.
+    `build_parts` is called under the fake mode and must not call `Module.to` (torch cannot swap fake tensors).
+    """
+
+    def __init__(self, build_parts: Callable[[], Sequence[nn.Module]], device: torch.device) -> None:
+        self._mode = FakeTensorMode()
+        self._device = device
+        with self._mode, torch.device(device):
+            self._parts = list(build_parts())
+
+    def read(self, sample: torch.Tensor) -> tuple[Boundary, ...]:
+        """Boundary of every part for a micro-batch shaped like `sample`.
+
+        Raises TypeError when a part returns anything but one tensor.
+        """
+        found = []
+        with self._mode, torch.no_grad():
+            value = torch.empty(sample.shape, dtype=sample.dtype, device=self._device)
+            for index, part in enumerate(self._parts):
+                result = part(value)
+                if not isinstance(result, torch.Tensor):
+                    raise TypeError(f"part {index} returned {type(result).__name__}; a part returns one tensor")
+                found.append((value, result))
+                value = result
+        boundaries = [Boundary(_as_meta(before), _as_meta(after)) for before, after in found]
+        first = boundaries[0]
+        boundaries[0] = Boundary(first.inputs.requires_grad_(False), first.outputs)
+        return tuple(boundaries)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One timed operation of a step. `kind`: forward, backward, input, weight, loss or optimizer."""
+
+    kind: str
+    part: int
+    seconds: float
+
+
+class Clock(Protocol):
+    """A device's time line."""
+
+    def mark(self) -> Mark:
+        """Now, on the device's own time line."""
+
+    def elapsed_s(self, start: Mark, end: Mark) -> float:
+        """Seconds between two marks; the device has been synchronised."""
+
+
+@dataclass
+class OperationLog:
+    """Times operations by marks that cost next to nothing, and adds them up when asked."""
+
+    clock: Clock
+    _open: list[tuple[str, int, Mark, Mark]] = field(default_factory=list)
+
+    def timed(self, kind: str, part: int, run: Callable[[], Any]) -> Any:
+        """Run, and remember how long it took."""
+        start = self.clock.mark()
+        result = run()
+        self._open.append((kind, part, start, self.clock.mark()))
+        return result
+
+    def take(self) -> list[Operation]:
+        """Every operation since the last call, in order; the device has been synchronised."""
+        done = [Operation(k, p, self.clock.elapsed_s(start, end)) for k, p, start, end in self._open]
+        self._open.clear()
+        return done
+
+
+class TimedStage(PipelineStage):
+    """torch's stage; each forward and backward is entered in a log. Waiting for a peer lies outside of both."""
+
+    operations: OperationLog
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Forward of one chunk, timed."""
+        run = super().forward_one_chunk
+        return self.operations.timed("forward", self.stage_index, lambda: run(*args, **kwargs))
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> Any:
+        """Backward of one chunk, or only its input gradient, timed."""
+        run = super().backward_one_chunk
+        return self.operations.timed(
+            "backward" if full_backward else "input",
+            self.stage_index,
+            lambda: run(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward),
+        )
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Weight gradient of one chunk, timed."""
+        run = super().backward_weight_one_chunk
+        return self.operations.timed("weight", self.stage_index, lambda: run(*args, **kwargs))
+
+
+class _RehearsedStage(TimedStage):
+    """A stage whose receive buffers hold plausible numbers, since no peer will ever fill them."""
+
+    def _setup_forward_recv_info(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._setup_forward_recv_info(*args, **kwargs)
+        for infos in self.args_recv_info.values():
+            for info in infos:
+                _fill(getattr(info, "buffer", None), 1.0)
+        return result
+
+    def _create_grad_recv_info(self, *args: Any, **kwargs: Any) -> Any:
+        infos = super()._create_grad_recv_info(*args, **kwargs)
+        for info in infos:
+            _fill(getattr(info, "buffer", None), 0.02)
+        return infos
+
+
+def _fill(buffer: torch.Tensor | None, spread: float) -> None:
+    if buffer is None:
+        return
+    with torch.no_grad():
+        buffer.normal_(0.0, spread) if buffer.is_floating_point() else buffer.zero_()
+
+
+class _HeldTransfer:
+    """A transfer that nobody receives; like a real one it keeps its tensor until it is waited for."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor: torch.Tensor | None = tensor
+
+    def wait(self, *_: Any) -> bool:
+        self._tensor = None
+        return True
+
+
+@contextlib.contextmanager
+def rehearsing() -> Iterator[None]:
+    """Inside, schedules run without communication: receives find their buffers ready, sends are dropped.
+
+    Every transfer of every schedule class goes through one function of torch's module, replaced here.
+    """
+    original = torch_schedules._batch_p2p
+
+    def held(ops: Any, desc: Any = None) -> Any:
+        return [_HeldTransfer(op.tensor) for op in ops]
+
+    torch_schedules._batch_p2p = held  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch_schedules._batch_p2p = original
+
+
+def _agree_alone(schedule: Any) -> None:
+    """Skip the vote over static or dynamic shapes: it needs peers. torch before 2.13 has none."""
+    if not hasattr(schedule, "_warmup_p2p"):
+        return
+    from torch.distributed.pipelining._utils import InferenceMode
+
+    def decide(stages: Any, *_: Any, **__: Any) -> None:
+        for stage in stages:
+            stage._inference_mode = InferenceMode.STATIC
+
+    schedule._warmup_p2p = decide
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What one rank needs to build a step: which parts it holds and how the batch is cut.
+
+    `modules`: the rank's parts by global index. `boundaries`: of all parts. `loss`: mean over a micro-batch.
+    """
+
+    schedule: str
+    chunks: int
+    parts: int
+    modules: dict[int, nn.Module]
+    boundaries: Sequence[Boundary]
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    device: torch.device
+
+
+class PipelineStep:
+    """Forward and backward of one mini-batch by torch's own schedule class, with static shapes.
+
+    Built anew for each (M, micro-batch shape): a stage reused at another shape reads stale rows or aborts.
+    The loss of a chunk is divided by M and gradients are not scaled again, which is exact also where a
+    parameter is shared by two parts of a rank.
+    """
+
+    def __init__(self, plan: StepPlan, clock: Clock, *, rehearsal: bool) -> None:
+        self.operations = OperationLog(clock)
+        self._rehearsal = rehearsal
+        self._first = 0 in plan.modules
+        self._last = plan.parts - 1 in plan.modules
+        stage_class = _RehearsedStage if rehearsal else TimedStage
+        stages = [self._stage(stage_class, plan, index) for index in plan.modules]
+        schedule_class = get_schedule_class(plan.schedule)
+        single = issubclass(schedule_class, PipelineScheduleSingle)
+        self._schedule: Any = schedule_class(
+            stages[0] if single else stages,
+            n_microbatches=plan.chunks,
+            loss_fn=self._chunk_loss(plan),
+            scale_grads=False,
+        )
+        if rehearsal:
+            _agree_alone(self._schedule)
+
+    def _stage(self, stage_class: type[TimedStage], plan: StepPlan, index: int) -> TimedStage:
+        boundary = plan.boundaries[index]
+        stage = stage_class(
+            plan.modules[index],
+            index,
+            plan.parts,
+            plan.device,
+            input_args=boundary.inputs,
+            output_args=boundary.outputs,
+        )
+        stage.operations = self.operations
+        return stage
+
+    def _chunk_loss(self, plan: StepPlan) -> Callable[..., torch.Tensor]:
+        def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return self.operations.timed(  # type: ignore[no-any-return]
+                "loss", plan.parts - 1, lambda: plan.loss(output, target) / plan.chunks
+            )
+
+        return loss
+
+    def run(self, inputs: torch.Tensor | None, targets: torch.Tensor | None) -> list[torch.Tensor]:
+        """One step; returns the losses of the chunks on the rank with the last part, else an empty list.
+
+        `inputs`, `targets`: the whole mini-batch, N rows. Raises whatever the layers raise, wrapped by torch.
+        """
+        losses: list[torch.Tensor] = []
+        args = (inputs,) if self._first else ()
+        kwargs = {"target": targets, "losses": losses} if self._last else {}
+        with rehearsing() if self._rehearsal else contextlib.nullcontext():
+            self._schedule.step(*args, return_outputs=False, **kwargs)
+        return losses

@@ -1,0 +1,65 @@
+"""Renderings of a record: pure functions from the record to text, and what they share. No torch."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import unicodedata
+
+from chunktune.results import Record, StageFigures, Trial
+
+# CSI and OSC sequences, in their 7-bit and 8-bit forms: taken out whole, so that no "[31m" is left behind.
+_ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?")
+
+
+def plain(text: str) -> str:
+    """`text` on one line without escape sequences and control, format or surrogate characters."""
+    spaced = re.sub(r"\s", " ", _ESCAPES.sub("", text))
+    kept = "".join(char for char in spaced if unicodedata.category(char)[0] != "C")
+    return re.sub(" +", " ", kept).strip()
+
+
+def trial_of(record: Record, chunks: int | None) -> Trial | None:
+    """The trial of M = `chunks`, None where there is none."""
+    return next((trial for trial in record.trials if trial.chunks == chunks), None)
+
+
+def fullest_stage(trial: Trial) -> StageFigures | None:
+    """The rank whose peak is the largest share of its budget; None for a trial without stages."""
+    return max(trial.stages, key=lambda stage: stage.peak_bytes / max(1, stage.budget_bytes), default=None)
+
+
+def slowest_stage(trial: Trial) -> StageFigures | None:
+    """The rank with the most busy seconds a step; None for a trial without stages."""
+    return max(trial.stages, key=lambda stage: stage.busy_s, default=None)
+
+
+def tokens_per_sample(record: Record) -> int | None:
+    """Tokens in one sample where the spec's model has a sequence, else None."""
+    model = record.spec.get("model")
+    sequence = model.get("sequence") if isinstance(model, dict) else None
+    return sequence if isinstance(sequence, int) and sequence > 0 else None
+
+
+def is_chosen(record: Record, trial: Trial) -> bool:
+    """Whether the verdict chose this trial's M."""
+    return record.verdict is not None and record.verdict.chunks == trial.chunks
+
+
+def setting(record: Record, section: str, key: str) -> object:
+    """One value of the resolved spec, None where the record's spec lacks it (a record from elsewhere may)."""
+    table = record.spec.get(section)
+    return table.get(key) if isinstance(table, dict) else None
+
+
+def format_rate(per_second: float) -> str:
+    """A rate with four significant digits, whole and with thousands separators from 10,000 on."""
+    return f"{per_second:,.0f}" if per_second >= 9999.5 else f"{per_second:.4g}"
+
+
+def wrap(text: str, width: int | None, label: str = "") -> list[str]:
+    """`text` after `label`, in lines of at most `width` columns (but 30), indented below the text."""
+    if width is None:
+        return [f"{label}{text}".rstrip()]
+    indent = " " * (len(label) or 2)
+    return textwrap.wrap(text, max(width, 30), initial_indent=label, subsequent_indent=indent)

@@ -1,0 +1,124 @@
+"""The trials as a table, one row a trial: CSV in seconds and bytes for programs, Markdown for people."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from chunktune.report import fullest_stage, is_chosen, plain, slowest_stage, tokens_per_sample
+from chunktune.report.limit import why_not
+from chunktune.report.terminal import verdict_line
+from chunktune.report.trials import trial_cells
+from chunktune.results import Record, Trial
+
+CSV_COLUMNS = (
+    "chunks",
+    "micro_batch",
+    "mini_batch",
+    "chosen",
+    "state",
+    "reason",
+    "rank",
+    "step_median_s",
+    "step_low_s",
+    "step_high_s",
+    "throughput_samples_per_s",
+    "throughput_tokens_per_s",
+    "bubble_measured",
+    "bubble_ideal",
+    "fullest_rank",
+    "fullest_peak_bytes",
+    "fullest_reserved_bytes",
+    "fullest_budget_bytes",
+    "slowest_rank",
+    "slowest_busy_s",
+    "slowest_samples_per_s",
+    "loss",
+    "step_s",
+)
+# Columns that would turn into floats where one cell is empty.
+_INTEGERS = (
+    *("chunks", "micro_batch", "mini_batch", "rank", "fullest_rank", "slowest_rank"),
+    *(name for name in CSV_COLUMNS if name.endswith("_bytes")),
+)
+_SIGNIFICANT = "%.9g"
+# A spreadsheet runs a cell that begins with one of these, and a message of the user's code may.
+_FORMULA = ("=", "+", "-", "@")
+
+
+def to_csv(record: Record) -> str:
+    """One row a trial below the row of CSV_COLUMNS; seconds, bytes, plain numbers, empty where not known.
+
+    `fullest_*` is the rank whose peak is the largest share of its budget, `slowest_*` the busiest one;
+    `step_s` holds the raw samples in seconds, separated by spaces.
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame([_row(record, trial) for trial in record.trials], columns=list(CSV_COLUMNS))
+    frame = frame.astype(dict.fromkeys(_INTEGERS, "Int64"))
+    return str(frame.to_csv(index=False, float_format=_SIGNIFICANT, lineterminator="\n"))
+
+
+def to_markdown(record: Record) -> str:
+    """The verdict in one line, then the trials as a GitHub table that names why a value of M did not run."""
+    import pandas as pd
+
+    head = f"**{_escaped(verdict_line(record))}**\n"
+    headings, rows = trial_cells(record)
+    if not rows:
+        return f"{head}\nno value of M was tried\n"
+    reasons = ["" if trial.fits else why_not(trial) for trial in record.trials]
+    cells = [[_escaped(cell) for cell in (*row, reason)] for row, reason in zip(rows, reasons, strict=True)]
+    frame = pd.DataFrame(cells, columns=[*headings, "reason"])
+    return f"{head}\n{frame.to_markdown(index=False, disable_numparse=True)}\n"
+
+
+def _row(record: Record, trial: Trial) -> dict[str, Any]:
+    rate, tokens = trial.throughput_samples_per_s, tokens_per_sample(record)
+    low_s, high_s = trial.step_interval_s or (None, None)
+    return {
+        "chunks": trial.chunks,
+        "micro_batch": trial.micro_batch,
+        "mini_batch": trial.mini_batch,
+        "chosen": is_chosen(record, trial),
+        "state": trial.state,
+        "reason": _cell(trial.reason),
+        "rank": trial.rank,
+        "step_median_s": trial.step_median_s,
+        "step_low_s": low_s,
+        "step_high_s": high_s,
+        "throughput_samples_per_s": rate,
+        "throughput_tokens_per_s": None if rate is None or tokens is None else rate * tokens,
+        "bubble_measured": trial.bubble.measured if trial.bubble else None,
+        "bubble_ideal": trial.bubble.ideal if trial.bubble else None,
+        **_stage_columns(trial),
+        "loss": trial.loss,
+        "step_s": " ".join(_SIGNIFICANT % sample for sample in trial.step_s),
+    }
+
+
+def _stage_columns(trial: Trial) -> dict[str, Any]:
+    fullest, slowest = fullest_stage(trial), slowest_stage(trial)
+    columns: dict[str, Any] = {}
+    if fullest is not None:
+        columns["fullest_rank"] = fullest.rank
+        columns["fullest_peak_bytes"] = fullest.peak_bytes
+        columns["fullest_reserved_bytes"] = fullest.reserved_bytes
+        columns["fullest_budget_bytes"] = fullest.budget_bytes
+    if slowest is not None:
+        columns["slowest_rank"] = slowest.rank
+        columns["slowest_busy_s"] = slowest.busy_s
+        columns["slowest_samples_per_s"] = slowest.samples_per_s
+    return columns
+
+
+def _cell(text: str | None) -> str | None:
+    if text is None:
+        return None
+    clean = plain(text)
+    return f"'{clean}" if clean.startswith(_FORMULA) else clean
+
+
+def _escaped(text: str) -> str:
+    """`text` as one cell of a GitHub table: on one line, nothing in it taken for a cell border or markup."""
+    return re.sub(r"([\\|`*\[\]])", r"\\\1", plain(text)).replace("&", "&amp;").replace("<", "&lt;")

@@ -1,0 +1,182 @@
+"""The tables of a spec as pydantic models: unknown keys forbidden, frozen. No torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from chunktune.checks import across
+from chunktune.fields import (
+    Count,
+    CountFromZero,
+    CountOrAbsent,
+    CountOrNull,
+    Duration,
+    Number,
+    Numbers,
+    Seed,
+    Share,
+    Size,
+    choice,
+    read_arguments,
+    read_chunks,
+    read_factory,
+    read_partition,
+    read_tolerance,
+    unless,
+    whole,
+)
+from chunktune.results import Criterion, Frozen
+from chunktune.settings import dotted, leaves
+from chunktune.units import parse_bytes, parse_duration
+
+ScheduleName = Literal[
+    "gpipe",
+    "1f1b",
+    "interleaved-1f1b",
+    "looped-bfs",
+    "interleaved-zero-bubble",
+    "zbv-zero-bubble",
+    "dualpipe-v",
+]
+Recompute = Literal["none", "full"]
+Partition = Literal["uniform", "parameters", "time"] | tuple[int, ...]
+Optimizer = Literal["adamw", "sgd", "none"]
+Precision = Literal["float32", "bfloat16"]
+DeviceKind = Literal["auto", "cuda", "cpu"]
+
+# Marks an error that `spec.load` finds by itself, on what is valid of the spec.
+CROSS = "chunktune_cross"
+_READ_MEMORY = unless("auto", "auto", lambda value: whole(1, 2**63 - 1)(parse_bytes(value)))
+_READ_TIMEOUT = unless("auto", "auto", parse_duration)
+
+
+class TransformerModel(Frozen):
+    """A decoder-only language model of `layers` blocks; `sequence` tokens a sample."""
+
+    family: Literal["transformer"]
+    layers: Count
+    hidden: Count
+    heads: Count
+    vocab: Count
+    sequence: Count
+
+
+class MlpModel(Frozen):
+    """A multi-layer perceptron; `features` inputs and `classes` outputs, each `hidden` where absent."""
+
+    family: Literal["mlp"]
+    layers: Count
+    hidden: Count
+    features: CountOrAbsent = None
+    classes: CountOrAbsent = None
+
+
+class SleepModel(Frozen):
+    """Layers of known cost: forward of b samples takes (seconds_per_chunk + b seconds_per_sample) slowdown.
+
+    `bytes_per_sample` are kept from forward to backward. `slowdown`: one factor a layer, or empty.
+    """
+
+    family: Literal["sleep"]
+    layers: Count
+    seconds_per_chunk: Number
+    seconds_per_sample: Number
+    bytes_per_sample: Size = 0
+    slowdown: Numbers = ()
+    width: Count = 256
+
+
+class PythonModel(Frozen):
+    """A model of the user's own: `factory` is called with `arguments`."""
+
+    family: Literal["python"]
+    factory: Annotated[str, BeforeValidator(read_factory)]
+    arguments: Annotated[dict[str, Any], BeforeValidator(read_arguments)] = {}
+
+
+Model = Annotated[TransformerModel | MlpModel | SleepModel | PythonModel, Field(discriminator="family")]
+
+
+class PipelineSpec(Frozen):
+    """K ranks (`stages`; null: one per visible device) of V parts each (`virtual_stages`; null: usual)."""
+
+    stages: CountOrNull = None
+    schedule: Annotated[ScheduleName, BeforeValidator(choice(*get_args(ScheduleName)))] = "1f1b"
+    virtual_stages: CountOrNull = None
+    recompute: Annotated[Recompute, BeforeValidator(choice(*get_args(Recompute)))] = "none"
+    partition: Annotated[Partition, BeforeValidator(read_partition)] = "parameters"
+
+
+class BatchSpec(Frozen):
+    """What is held fixed as M changes, in samples: N (`mini_batch`) or b (`micro_batch`); the other is null.
+
+    `chunks` is "auto", values of M, ascending, or a range "low:high" with both ends included.
+    """
+
+    mini_batch: CountOrAbsent = None
+    micro_batch: CountOrAbsent = None
+    chunks: Annotated[str | tuple[int, ...], BeforeValidator(read_chunks)] = "auto"
+
+
+class TrainingSpec(Frozen):
+    """The step as people train."""
+
+    optimizer: Annotated[Optimizer, BeforeValidator(choice(*get_args(Optimizer)))] = "adamw"
+    precision: Annotated[Precision, BeforeValidator(choice(*get_args(Precision)))] = "float32"
+    seed: Seed = 0
+
+
+class DeviceSpec(Frozen):
+    """`memory`: bytes a rank may use; `headroom`: share kept free; `reserve`: bytes for the real trainer."""
+
+    kind: Annotated[DeviceKind, BeforeValidator(choice(*get_args(DeviceKind)))] = "auto"
+    memory: Annotated[Literal["auto"] | int, BeforeValidator(_READ_MEMORY)] = "auto"
+    headroom: Share = 0.05
+    reserve: Size = 0
+
+
+class SweepSpec(Frozen):
+    """How M is chosen; `budget` and `trial_timeout` in seconds."""
+
+    criterion: Annotated[Criterion, BeforeValidator(choice(*get_args(Criterion)))] = "pipeline"
+    tolerance: Annotated[float, BeforeValidator(read_tolerance)] = 0.01
+    patience: CountFromZero = 1
+    budget: Duration = 600.0
+    trial_timeout: Annotated[Literal["auto"] | float, BeforeValidator(_READ_TIMEOUT)] = "auto"
+
+
+class Spec(Frozen):
+    """A whole spec. `Spec.model_validate(spec.model_dump(mode="json")) == spec`."""
+
+    model: Model
+    pipeline: PipelineSpec = PipelineSpec()
+    batch: BatchSpec = BatchSpec()
+    training: TrainingSpec = TrainingSpec()
+    device: DeviceSpec = DeviceSpec()
+    sweep: SweepSpec = SweepSpec()
+
+    @model_validator(mode="after")
+    def _check_across(self) -> Spec:
+        mistakes = list(across(dict(leaves(self.model_dump(mode="json")))))
+        if mistakes:
+            text = "; ".join(f"{dotted(m.keys)}: {m.fact}; {m.rule}" for m in mistakes)
+            raise PydanticCustomError(CROSS, "{text}", {"text": text})
+        return self
+
+
+FAMILIES: dict[str, type[Frozen]] = {
+    "transformer": TransformerModel,
+    "mlp": MlpModel,
+    "sleep": SleepModel,
+    "python": PythonModel,
+}
+SECTIONS: dict[str, type[Frozen]] = {
+    "pipeline": PipelineSpec,
+    "batch": BatchSpec,
+    "training": TrainingSpec,
+    "device": DeviceSpec,
+    "sweep": SweepSpec,
+}
