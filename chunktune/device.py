@@ -286,9 +286,7 @@ def resolve_kind(kind: str) -> Literal["cpu", "cuda"]:
         build = f"torch {torch.__version__} (CUDA build: {torch.version.cuda or 'none'})"
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         hint = f", CUDA_VISIBLE_DEVICES={visible!r}" if visible is not None else ""
-        found = (
-            "a GPU is present but torch cannot use it" if gpu_is_present() else "torch sees no CUDA device"
-        )
+        found = "a GPU is present but torch cannot use it" if gpu_is_present() else "torch sees no CUDA device"
         raise UsageError(
             f"device.kind = {kind!r}: {found}: {build}{hint}; "
             'install a CUDA build of torch and a matching driver, or say device.kind = "cpu"'

@@ -31,9 +31,12 @@ from chunktune.record import (
     validated,
 )
 from chunktune.results import Round, Trial
+from chunktune.search import TrialLost
+from chunktune.standing import Fresh
+
+__all__ = ["Fresh", "JournaledRunner", "LiveRunner", "Task", "lost_event"]
 
 Task = Literal["trial", "rounds", "confirm"]
-Fresh = Literal["fresh processes", "re-initialised group"]
 
 _ANSWERS = ("trial", "rounds", "confirm", "lost")
 _SUDDEN = "the worker group ended without a word (signal or sudden death)"
@@ -55,7 +58,10 @@ class LiveRunner(Protocol):
         """How the group of the confirmation just done was made; asked after each `confirm`."""
 
     def deadline_s(self, task: Task, values: Sequence[int]) -> float:
-        """Seconds that the task may take before the group counts as hung."""
+        """Seconds that the task may take before the group counts as hung.
+
+        Asked before the task is journaled as begun: what is raised here ends the group and loses nothing.
+        """
 
 
 class JournaledRunner:
@@ -98,8 +104,6 @@ class JournaledRunner:
         """`count` more rounds over `values`; raises search.TrialLost where one lost the group for good."""
         event = self._answer("rounds", tuple(values), lambda: self._live_rounds(values, count))
         if event["event"] == "lost":
-            from chunktune.search import TrialLost
-
             raise TrialLost(self._trial_of(event, lost_chunks(event)))
         return tuple(validated(Round, data, "the journal's rounds") for data in event["rounds"])
 

@@ -14,7 +14,8 @@ class SweepRequest:
     """One sweep.
 
     `sources`: dotted key -> where its value came from. `spec_dir`: absolute directory of the spec file, from
-    which factories import. `output_dir`: absolute, or "" where the launcher decides.
+    which factories import. `output_dir`: absolute, or "" where the workers settle it together. `force`: a sweep
+    that is in the directory already may be overwritten.
     """
 
     spec: Spec
@@ -23,6 +24,7 @@ class SweepRequest:
     spec_dir: str
     quick: bool
     output_dir: str
+    force: bool = False
 
     def to_json(self) -> str:
         """The request as one line of JSON, for the workers."""

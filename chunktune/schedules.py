@@ -7,8 +7,8 @@ K counts ranks (`stages`). A rank holds V parts (`virtual_stages`), so the model
     v        V = 2        rank r holds r and 2 K - 1 - r             zbv-zero-bubble, dualpipe-v
 
 The rules are those of torch's constructors. Every (K, M, V) that they admit with K to 4, M to 16 and V to 3
-also ran to its end over gloo with the right gradients (torch 2.13); `tests/pipeline` holds the rules against
-the constructors and plays every rank's list of operations over that grid.
+also ran to its end over gloo with the right gradients (torch 2.13; a coarser grid to K = 3 on 2.11 and 2.14).
+`tests/pipeline` holds the rules against the constructors and plays every rank's operations over that grid.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     climb     every rung against the best so far, until memory ends, throughput falls for longer than
               `patience`, nothing more can be gained, or the ladder ends
-    settle    between the rungs: the floor, the memory boundary, the neighbours of the best, and the edge
-              between the largest contender and the next larger M; then joint rounds over all that may be
-              chosen
+    settle    between the rungs: the floor, the neighbours of the best, and the edge between the largest
+              contender and the next larger M, memory boundary included; then joint rounds over all that may
+              be chosen
     confirm   the choice in a fresh group; where that fails, settle again without it
 
 What it does next depends on the runner's answers alone, so that a search may be replayed from a journal.
@@ -233,7 +233,7 @@ class _Search:
         return self._standing() is not None
 
     def _next_trial(self, standing: Standing) -> int | None:
-        for propose in (self._inside_floor, self._inside_memory, self._beside_best, self._at_edge):
+        for propose in (self._inside_floor, self._beside_best, self._at_edge):
             chunks = propose(standing)
             if chunks is not None:
                 return chunks
@@ -243,13 +243,6 @@ class _Search:
         """Bisects to the exact smallest M that fits, where a smaller one was tried and does not."""
         below = self._tried_below(standing.fits[0])
         return None if below is None else self._middle(below, standing.fits[0])
-
-    def _inside_memory(self, standing: Standing) -> int | None:
-        """Bisects to the exact last M that runs, where the next larger one that was tried does not."""
-        above = self._tried_above(standing.chosen)
-        if standing.plateau or above is None or self.trials[above].fits:
-            return None
-        return self._middle(standing.chosen, above)
 
     def _beside_best(self, standing: Standing) -> int | None:
         """The middle of the wider gap beside the best, a few times."""
@@ -265,7 +258,11 @@ class _Search:
         return chunks
 
     def _at_edge(self, standing: Standing) -> int | None:
-        """Bisects until the next larger legal M than the choice was tried: it decides the limit."""
+        """Bisects until the next larger legal M than the choice was tried: it decides the limit.
+
+        Where that does not fit, this ends at the exact last M that does. Where nothing above was tried (what had
+        ended the climb is gone), the climb goes on.
+        """
         if standing.plateau:
             return None
         above = self._tried_above(standing.chosen)

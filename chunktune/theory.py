@@ -42,9 +42,7 @@ def sleep_step_s(
     return 3 * (chunks + stages - 1) * (seconds_per_chunk + seconds_per_sample * mini_batch / chunks)
 
 
-def best_sleep_chunks(
-    stages: int, mini_batch: int, seconds_per_chunk: float, seconds_per_sample: float
-) -> float:
+def best_sleep_chunks(stages: int, mini_batch: int, seconds_per_chunk: float, seconds_per_sample: float) -> float:
     """The M at which `sleep_step_s` is smallest: M* = sqrt((K-1) c N / a), not rounded.
 
     Source: dT/dM = 0 of T = 3 (M+K-1)(a + c N/M). Infinite for a = 0 (a chunk costs nothing by itself); below

@@ -113,13 +113,13 @@ def sweep(
     if dry_run:
         return show_plan(resolved, outputs, quiet=quiet)
     directory = _directory(output_dir, resolved.name, force=force)
-    record = run(_request(resolved, quick=quick, output_dir=directory), quiet=quiet)
+    record, written = run(_request(resolved, quick=quick, output_dir=directory, force=force), quiet=quiet)
     if record is None:
         return 0
     say = _sayer(quiet)
     deliver(record, outputs, say)
-    if directory and (Path(directory) / "record.json").is_file():
-        say(f"Wrote {output_dir or Path(os.path.relpath(directory))}/record.json")
+    if (written / "record.json").is_file():
+        say(f"Wrote {output_dir or Path(os.path.relpath(written))}/record.json")
     return conclude(record, strict=strict, torchrun=under_torchrun(os.environ))
 
 
@@ -160,13 +160,16 @@ def show_plan(resolved: Resolved, outputs: Outputs, *, quiet: bool) -> int:
     return 0
 
 
-def run(request: SweepRequest, *, quiet: bool) -> Record | None:
-    """Run the sweep with its progress on stderr; null where another process of the user's torchrun answers."""
+def run(request: SweepRequest, *, quiet: bool) -> tuple[Record | None, Path]:
+    """Run the sweep with its progress on stderr: the record and its directory.
+
+    The record is null where another process of the user's torchrun answers.
+    """
     from chunktune.pipeline import launch
 
     progress = Progress(sys.stderr, quiet=quiet)
     try:
-        return launch.run(request, progress)
+        return launch.run(request, progress), progress.output_dir or Path(request.output_dir)
     finally:
         progress.clear()
 
@@ -177,9 +180,12 @@ class Progress:
     def __init__(self, stream: TextIO, *, quiet: bool) -> None:
         self._stream, self._quiet, self._live = stream, quiet, stream.isatty()
         self._pending = False
+        self.output_dir: Path | None = None
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Show one event."""
+        if "output_dir" in event:
+            self.output_dir = Path(event["output_dir"])
         if self._quiet:
             return
         from chunktune.report.terminal import progress_line
@@ -253,9 +259,9 @@ def _directory(option: Path | None, name: str, *, force: bool) -> str:
     return str(settle_directory(option, name, force=force, now=datetime.now()).absolute())
 
 
-def _request(resolved: Resolved, *, quick: bool, output_dir: str) -> SweepRequest:
+def _request(resolved: Resolved, *, quick: bool, output_dir: str, force: bool = False) -> SweepRequest:
     spec_dir = str(resolved.path.absolute().parent)
-    return SweepRequest(resolved.spec, resolved.sources, resolved.name, spec_dir, quick, output_dir)
+    return SweepRequest(resolved.spec, resolved.sources, resolved.name, spec_dir, quick, output_dir, force)
 
 
 def _sayer(quiet: bool) -> Callable[[str], None]:

@@ -138,10 +138,8 @@ class _Launch:
     def _group_failed(self, error: ChildFailedError) -> dict[str, str]:
         rank, failure = error.get_first_failure()
         self._keep_partial("failed")
-        message = (
-            f"the worker group died {MAX_RESTARTS + 1} times, last rank {rank} ({str(failure.message).splitlines()[0]}); "
-            f"the workers' logs are in {self._output / 'logs'}"
-        )
+        last_words = str(failure.message).splitlines()[0]
+        message = f"the worker group died {MAX_RESTARTS + 1} times, last rank {rank} ({last_words})"
         return {"outcome": "failed", "type": "EnvironmentFailedError", "message": message}
 
     def _interrupted(self, error: BaseException) -> None:

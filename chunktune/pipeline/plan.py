@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from chunktune import partition, schedules
 from chunktune.candidates import Candidates, enumerate_candidates
 from chunktune.errors import UsageError
+from chunktune.estimate import meta_layers, parameters_of_layers
 from chunktune.models import build_model
 from chunktune.models.base import ModelDefinition
 from chunktune.spec import Spec
@@ -45,6 +46,7 @@ def make_plan(spec: Spec, stages: int, spec_dir: str) -> Plan:
         raise UsageError(f"pipeline.virtual_stages: {refused}")
     candidates = enumerate_candidates(spec, stages)
     model = build_model(spec.model)
+    partition.check_parts(len(model.layers), stages, virtual)
     choice = spec.pipeline.partition
     timed = choice == "time"
     counts = counts_for("uniform" if timed else choice, model, stages * virtual)
@@ -55,16 +57,7 @@ def counts_for(
     choice: str | Sequence[int], model: ModelDefinition, parts: int, layer_s: Sequence[float] | None = None
 ) -> tuple[int, ...]:
     """Layers of each part under a choice of partition. `layer_s`: seconds a layer, needed for "time"."""
-    if choice == "time":
-        assert layer_s is not None
-        return partition.optimal(layer_s, parts)
+    weights = layer_s
     if choice == "parameters":
-        return partition.optimal(_parameters_per_layer(model), parts)
-    return partition.counts_for(choice, layers=len(model.layers), parts=parts)
-
-
-def _parameters_per_layer(model: ModelDefinition) -> list[float]:
-    import torch
-
-    with torch.device("meta"):
-        return [float(sum(p.numel() for p in build().parameters())) for build in model.layers]
+        weights = parameters_of_layers(meta_layers(model))
+    return partition.counts_for(choice, layers=len(model.layers), parts=parts, weights=weights)

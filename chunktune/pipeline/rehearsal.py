@@ -41,6 +41,7 @@ def rehearse(work: RankWork, chunks: int, micro_batch: int) -> RankReport:
     watch: MemoryWatch | None = None
     step: TrainingStep | None = None
     try:
+        work.boundaries(micro_batch)  # needs no memory to speak of, and none of the model's
         with (
             work.device.enforce(budget.budget_bytes, SLACK_BYTES),
             work.device.watch() as watch,

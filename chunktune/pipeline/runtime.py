@@ -74,7 +74,8 @@ class StorageMeter(TorchDispatchMode):
         """Run the operation, then count what it returned."""
         result = func(*args, **(kwargs or {}))
         for leaf in tree_iter(result):
-            if isinstance(leaf, torch.Tensor):
+            # Meta tensors have a size and no memory: those of a fake-tensor pass run through here too.
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
                 self._count(leaf)
         self.peak_bytes = max(self.peak_bytes, self.current_bytes)
         return result
@@ -186,6 +187,10 @@ class TimedStage(PipelineStage):
             self.stage_index,
             lambda: run(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward),
         )
+
+    def _get_init_p2p_neighbors_ops(self) -> Any:
+        # torch 2.11 lets a rank greet itself where it holds neighbouring parts; gloo has no such connection.
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         """Weight gradient of one chunk, timed."""

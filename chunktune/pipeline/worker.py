@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import platform
@@ -15,7 +16,9 @@ import signal
 import sys
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -71,8 +74,12 @@ def run(request: SweepRequest, on_event: OnEvent | None) -> Record | None:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.local_ranks))
     device = open_device(request.spec.device.kind, place.local_rank, place.local_ranks)
     plan = make_plan(request.spec, place.ranks, request.spec_dir)
+    # A trial collects garbage five times, and each would walk the 300000 objects of the imported torch.
+    gc.freeze()
     group = Group(place, device)
     own_launcher = on_event is None
+    if not own_launcher:
+        request = replace(request, output_dir=_settled_directory(request, group))
     if own_launcher and outcome_of(group.store).get("outcome") == "failed":
         return None
     while True:
@@ -81,6 +88,12 @@ def run(request: SweepRequest, on_event: OnEvent | None) -> Record | None:
         group.close()
         if own_launcher or not reopen:
             return record
+
+
+def _settled_directory(request: SweepRequest, group: Group) -> str:
+    """The output directory that all workers of a torchrun use, restarted ones included."""
+    proposed = request.output_dir or str(Path("runs").absolute() / f"{request.name}-{datetime.now():%Y%m%d-%H%M%S}")
+    return group.agree_on("output_dir", proposed)
 
 
 def check_world(spec: Spec, ranks: int) -> None:
@@ -107,9 +120,11 @@ def _session(
     """One life of a process group: (record on rank 0, whether a fresh group is wanted)."""
     try:
         leader = _Leader(request, group, plan, on_event) if group.place.rank == 0 else None
-        error = group.broadcast(leader.open_journal() if leader else None)
-        if error is not None:
-            return _refused(leader, error)
+        refusal = leader.open_journal() if leader else None
+        if group.broadcast(refusal is not None):
+            if leader is not None and refusal is not None:
+                leader.give_up(refusal)
+            return None, False
         counts = _agreed_counts(plan, group, device, leader)
         work = RankWork(request.spec, plan.model, counts, rank=group.place.rank, ranks=group.place.ranks, device=device)
         facts = group.gather(_facts(device, group.place))
@@ -123,12 +138,6 @@ def _session(
         raise
     except Exception as error:
         _end_broken(group, error)
-
-
-def _refused(leader: _Leader | None, error: str) -> tuple[Record | None, bool]:
-    if leader is not None:
-        leader.give_up(EnvironmentFailedError(error))
-    return None, False
 
 
 def _follow(measurer: Measurer) -> bool:
@@ -165,20 +174,37 @@ class _Leader:
         self._plan = plan
         self._on_event = on_event
         self._output = Path(request.output_dir)
+        self._launch = group.agree_on("launch", uuid.uuid4().hex) if on_event is not None else "own"
         self._journal: Journal | None = None
         self._events: list[Event] = []
 
-    def open_journal(self) -> str | None:
+    def open_journal(self) -> ChunktuneError | None:
         """Open the journal of this launch, or say why it cannot be used."""
         try:
             self._output.mkdir(parents=True, exist_ok=True)
             path = self._output / "journal.jsonl"
             if path.exists():
-                self._events = read_events(path)
+                self._events = self._own_events(read_events(path))
+                if not self._events:
+                    path.unlink()
             self._journal = Journal(path)
-        except (ChunktuneError, OSError) as error:
-            return str(error)
+        except ChunktuneError as error:
+            return error
+        except OSError as error:
+            return EnvironmentFailedError(f"{self._output} cannot be written: {error.strerror or error}")
         return None
+
+    def _own_events(self, events: list[Event]) -> list[Event]:
+        """The events of this launch; none where they may be overwritten. Raises UsageError where they may not."""
+        start = next((event for event in events if event["event"] == "start"), None)
+        if start is None or start.get("launch") == self._launch:
+            return events
+        if self._request.force:
+            return []
+        raise UsageError(
+            f"{self._output} already holds a sweep; a sweep needs a directory of its own: "
+            "give another --output-dir, or --force to overwrite"
+        )
 
     def known_counts(self) -> tuple[int, ...] | None:
         """Layers of each part as an earlier group of this sweep settled them."""
@@ -249,11 +275,19 @@ class _Leader:
         return record
 
     def _account_for_previous_group(self) -> None:
-        lost = lost_event(self._events, self._group.note_of_previous())
+        elapsed_s = self._since_start_s()
+        lost = lost_event(self._events, self._group.note_of_previous(), elapsed_s)
         if lost is not None:
             self._append(lost)
         kind = "re-initialised" if self._group.reopened else "processes"
-        self._append({"event": "group", "attempt": self._group.place.attempt, "kind": kind})
+        attempt = self._group.place.attempt
+        self._append({"event": "group", "attempt": attempt, "kind": kind, "elapsed_s": elapsed_s})
+
+    def _since_start_s(self) -> float:
+        """Seconds of the sweep until now, restarts of the group included: they are paid for by the budget too."""
+        start = self._started()
+        began = datetime.fromisoformat(start["at"]) if start and "at" in start else datetime.now(UTC)
+        return max(0.0, (datetime.now(UTC) - began).total_seconds())
 
     def _trials(self) -> Mapping[int, Trial]:
         trials = [Trial.model_validate(event["trial"]) for event in self._events if event["event"] == "trial"]
@@ -275,6 +309,8 @@ class _Leader:
             "schema_version": SCHEMA_VERSION,
             "tool": {"name": "chunktune", "version": chunktune.__version__},
             "name": self._request.name,
+            "launch": self._launch,
+            "output_dir": str(self._output),
             "spec": spec,
             "sources": self._request.sources,
             "environment": _environment(facts),

@@ -66,19 +66,18 @@ def _range_above(record: Record, verdict: Verdict) -> str:
 
 
 def _plateau_above(record: Record, verdict: Verdict) -> str:
-    comparison = verdict.limit_detail.comparison
-    gain = "" if comparison is None else f" ({_compared(comparison, None)})"
-    return (
-        f"past M = {verdict.chunks} the next doubling can gain less than the tolerance of "
-        f"{format_share(tolerance(record, verdict))}, and a larger batch is not free{gain}"
-    )
+    detail = verdict.limit_detail
+    gain = detail.reason or f"past M = {verdict.chunks} the next doubling can gain little"
+    seen = "" if detail.comparison is None else f" ({_compared(detail.comparison, verdict.next_chunks)})"
+    less = f"less than the tolerance of {format_share(tolerance(record, verdict))}"
+    return f"{gain}, {less}, and a larger batch is not free{seen}"
 
 
 def _budget_above(record: Record, verdict: Verdict) -> str:
     budget_s = setting(record, "sweep", "budget")
-    budget = format_seconds(budget_s) if isinstance(budget_s, (int, float)) else "of the sweep"
-    spent = f"the time ({budget}) ran out after {format_seconds(record.elapsed_s)}"
-    return f"{spent}, before {_next(verdict)} was measured"
+    budget = f" ({format_seconds(budget_s)})" if isinstance(budget_s, (int, float)) else ""
+    left_out = verdict.limit_detail.reason or f"{_next(verdict)} was not tried"
+    return f"the time{budget} ran out after {format_seconds(record.elapsed_s)}: {left_out}"
 
 
 _ABOVE: Mapping[str, Callable[[Record, Verdict], str]] = {
@@ -177,11 +176,11 @@ def _larger(verdict: Verdict) -> str:
 
 
 def _nearest_miss(record: Record, verdict: Verdict) -> str:
-    detail = verdict.limit_detail
-    if detail.shortage is not None:
-        return f"; {_shortage(detail.shortage)}"
-    reasons = [trial_reason(trial) for trial in record.trials if not trial.fits]
-    reason = detail.reason or (reasons[-1] if reasons else None)
+    shortage, reason = verdict.limit_detail.shortage, verdict.limit_detail.reason
+    if shortage is not None:
+        short = [trial.chunks for trial in record.trials if trial.shortage == shortage]
+        nearest = f"at M = {short[-1 if verdict.limit_side == 'below' else 0]} " if short else ""
+        return f"; {nearest}{_shortage(shortage)}"
     return f"; {reason}" if reason else ""
 
 

@@ -162,8 +162,8 @@ def _bought(by_pipeline: Trial | None, by_stage: Trial | None) -> str:
     slow, slow_other = slowest_stage(by_pipeline), slowest_stage(by_stage)
     if slow is None or slow_other is None:
         return text
-    busy = f"{format_rate(slow.samples_per_s)} against {format_rate(slow_other.samples_per_s)}"
-    return f"{text}, though its slowest stage does {busy} while busy"
+    busy, busy_other = format_rate(slow.samples_per_s), format_rate(slow_other.samples_per_s)
+    return f"{text}; while busy its slowest stage does {busy} samples/s, that of M = {by_stage.chunks} {busy_other}"
 
 
 def _smallest(record: Record, verdict: Verdict) -> str:

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.utils.checkpoint import checkpoint
-from torch_orders import FakeTensorMode, stage_backward_input, stage_backward_weight
+from torch_orders import FakeTensorMode, LocalStage, stage_backward_input, stage_backward_weight
 
 from chunktune import estimate
 from chunktune.errors import ChunktuneError, SpecError, UsageError, UserCodeError
@@ -201,7 +200,7 @@ def run_alone(name: str, layers: Sequence[nn.Module], chunks: int) -> None:
     held = parts_of_rank(name, 1, len(layers), 0)
     meta = torch.empty(2, 4, device="meta", requires_grad=True)
     stages = [
-        PipelineStage(
+        LocalStage(
             layers[part],
             part,
             len(layers),

@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch.distributed.pipelining.schedules as torch_schedules
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.distributed.pipelining._utils import generate_rank_to_stage_mapping
 from torch.distributed.pipelining.schedules import (
@@ -24,6 +25,13 @@ from torch.distributed.pipelining.schedules import (
 )
 
 __all__ = ["FakeTensorMode", "stage_backward_input", "stage_backward_weight"]
+
+
+class LocalStage(PipelineStage):
+    """torch's stage without its greeting to itself, at which torch 2.11 fails over gloo."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[Any]:
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
 
 @dataclass(frozen=True)

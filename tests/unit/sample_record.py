@@ -125,7 +125,7 @@ def detail(limit: str) -> LimitDetail:
     if limit == "throughput":
         return LimitDetail(comparison=comparison(8, 4))
     if limit == "plateau":
-        return LimitDetail(comparison=comparison(8, 4, 1.004))
+        return LimitDetail(reason="the next doubling of M can gain 0.2 % at most", comparison=comparison(8, 4, 1.004))
     return LimitDetail(reason=f"reason for {limit}")
 
 

@@ -256,6 +256,16 @@ def test_a_single_sudden_death_is_forgotten_once_the_second_try_is_in() -> None:
     assert made.group_restarts == 1
 
 
+def test_sudden_deaths_of_different_questions_do_not_add_up() -> None:
+    died = [lost_event(task, values, "killed", 5.0, chunks=8) for task, values in (("trial", [8]), ("rounds", [4, 8]))]
+    rounds = {"event": "rounds", "values": [4, 8], "rounds": [], "elapsed_s": 6.0}
+    told = [died[0], trial_event(ok_trial(8)), died[1], rounds, died[1], rounds]
+    for size in range(2, len(told) + 1):
+        assert assemble([start_event(), *told[:size]]).trials == (ok_trial(8),)
+    other = lost_event("rounds", [2, 8], "killed", 5.0, chunks=8)
+    assert assemble([start_event(), *told[:2], died[1], other]).trials == (ok_trial(8),)
+
+
 def test_a_failed_confirmation_takes_its_trial_along() -> None:
     confirm = {"event": "confirm", "trial": failed_trial(4, "oom").model_dump(mode="json"), "elapsed_s": 3.0}
     made = assemble([start_event(), trial_event(ok_trial(4)), confirm])

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 from sample_record import a_round, batch_of, begin_event, failed_trial, lost_event, ok_trial, shortage, start_event
 
+from chunktune.candidates import Candidates
 from chunktune.errors import EnvironmentFailedError
 from chunktune.record import Event, assemble
 from chunktune.replay import JournaledRunner
 from chunktune.replay import lost_event as made_lost_event
 from chunktune.results import Round, Trial
-from chunktune.search import TrialLost
+from chunktune.search import Found, Rules, TrialLost, search
 
 TASK_S = {"trial": 10.0, "rounds": 5.0, "confirm": 20.0}
 
@@ -237,6 +238,34 @@ def test_the_record_of_the_journal_says_what_the_search_was_told(deaths) -> None
     assert {trial.chunks: trial for trial in assemble(events).trials} == latest
 
 
+CANDIDATES = Candidates("mini_batch", 32, (2, 4, 8, 16, 32), (2, 4, 8, 16, 32), "batch", "schedule")
+
+
+def real_sweep(events: list[Event], world: World) -> Found:
+    for attempt in itertools.count():
+        if events[-1]["event"] == "lost":
+            events.append(group_event(attempt, events[-1]["elapsed_s"] + 7.0))
+        runner = JournaledRunner(list(events), world, events.append, 1000.0, lambda: world.now_s, batch_of)
+        try:
+            return search(CANDIDATES, runner, Rules("pipeline", 0.01, 1))
+        except GroupEnded as end:
+            lost = made_lost_event(events, end.note)
+            assert lost is not None
+            events.append(lost)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("deaths", DEATHS.values(), ids=DEATHS)
+def test_the_real_search_finds_the_same_from_every_beginning_of_its_journal(deaths) -> None:
+    first = [start_event(), group_event(0, 8.0)]
+    found = real_sweep(first, World(list(deaths), oom_from=32))
+    assert {trial.chunks for trial in found.trials} >= {2, 4, 8}
+    for size in range(2, len(first) + 1):
+        events = list(first[:size])
+        left = deaths[sum(event["event"] == "lost" for event in events) :]
+        assert real_sweep(events, World(list(left), oom_from=32)) == found
+
+
 # --- time --------------------------------------------------------------------------------------------------
 
 
@@ -263,6 +292,20 @@ def test_a_restart_that_ate_the_budget_does_not_rewrite_the_past() -> None:
     runner.trial(8)
     assert events[-1]["elapsed_s"] == 200.0
     assert runner.remaining_s() == -100.0
+
+
+def test_a_group_given_up_before_a_task_begins_has_lost_nothing() -> None:
+    class WantsAFreshGroup(World):
+        def deadline_s(self, task: str, values: Sequence[int]) -> float:
+            if task == "confirm":
+                raise GroupEnded(None)
+            return 1.0
+
+    events = [start_event(), group_event(0, 8.0)]
+    with pytest.raises(GroupEnded):
+        live_on(events, WantsAFreshGroup(), 1000.0)
+    assert made_lost_event(events, None) is None
+    assert live_on(events, World(), 1000.0)[-1] == ok_trial(8)
 
 
 # --- another journal ---------------------------------------------------------------------------------------

@@ -49,9 +49,9 @@ ABOVE_SENTENCES = {
     "failed": "failed: M = 8 did not run: killed on rank 1: what happened at 8",
     "schedule": "schedule: 1f1b admits no M above 4: reason for schedule",
     "range": "range: M = 4 is the largest in the range that was searched (batch.chunks = auto)",
-    "plateau": "plateau: past M = 4 the next doubling can gain less than the tolerance of 1%, and a larger batch is "
-    "not free (M = 8 is 0.4% faster than M = 4 [-0.6% to 1.4%])",
-    "budget": "budget: the time (10 min 00 s) ran out after 61.5 s, before M = 8 was measured",
+    "plateau": "plateau: the next doubling of M can gain 0.2 % at most, less than the tolerance of 1%, and a larger "
+    "batch is not free (M = 8 is 0.4% faster than M = 4 [-0.6% to 1.4%])",
+    "budget": "budget: the time (10 min 00 s) ran out after 61.5 s: reason for budget",
 }
 
 
@@ -117,8 +117,21 @@ def test_a_throughput_limit_without_a_comparison_falls_back_on_the_trials() -> N
     assert limit_sentence(made) == "throughput: M = 8 is slower (384.2 samples/s against 400 at M = 4)"
 
 
+def test_limits_without_their_usual_numbers_still_have_a_sentence() -> None:
+    for limit, words in (
+        ("plateau", "past M = 4 the next doubling"),
+        ("budget", "M = 8 was not tried"),
+        ("failed", ""),
+    ):
+        made = record(limit, trials=(ok_trial(4),), verdict=verdict(limit, limit_detail=LimitDetail()))
+        assert limit_sentence(made).startswith(f"{limit}: ")
+        assert words in limit_sentence(made)
+
+
 def test_no_feasible_m_and_no_verdict() -> None:
-    assert limit_sentence(infeasible_record()).startswith("memory: no value of M is feasible; rank 1 needs at least")
+    assert limit_sentence(infeasible_record()).startswith(
+        "memory: no value of M is feasible; at M = 2 rank 1 needs at least"
+    )
     made = record(verdict=None, status="interrupted")
     assert limit_sentence(made) == "none: no verdict, the sweep was interrupted before it could decide"
 
@@ -144,8 +157,8 @@ def test_the_block_says_all_that_was_decided() -> None:
 def test_rules_that_differ_say_what_the_difference_buys() -> None:
     made = record(verdict=verdict("throughput", by_rule=ByRule(pipeline=4, stage=2)))
     assert rows(made)["rules"] == (
-        "pipeline names M = 4, stage names M = 2: M = 4 gives 400 samples/s, 25.0% more than the 320 of M = 2, "
-        "though its slowest stage does 484.8 against 500 while busy"
+        "pipeline names M = 4, stage names M = 2: M = 4 gives 400 samples/s, 25.0% more than the 320 of M = 2; "
+        "while busy its slowest stage does 484.8 samples/s, that of M = 2 500"
     )
     made = record(verdict=verdict("throughput", by_rule=ByRule(pipeline=4, stage=None)))
     assert rows(made)["rules"] == "pipeline names M = 4, stage names no M"

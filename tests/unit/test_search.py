@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from chunktune.candidates import Candidates
 from chunktune.results import State, Trial
 from chunktune.search import Found, Rules, TrialLost, next_doubling_gain, search
-from chunktune.verdict import decide
+from chunktune.stats import compare, shared_rounds
+from chunktune.verdict import comparisons, decide
 
 DIVISORS_64 = (1, 2, 4, 8, 16, 32, 64)
 DIVISORS_60 = (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60)
@@ -117,6 +118,24 @@ def test_same_error_above_what_fits_counts_for_patience_only() -> None:
     assert states(found)[16] == "ok"
 
 
+def test_undecided_values_count_for_patience() -> None:
+    """Each may be a little better or worse than 1; none is decided, so the climb does not go on for ever."""
+    runner = FakeRunner(fixed_n(DIVISORS_64), lambda m: 99.0 if m > 1 else 100.0, noise=0.02, seed=2)
+    found = search(runner.candidates, runner, Rules())
+    known = {c.chunks: c.outcome for c in comparisons(runner.candidates, found, Rules())}
+    assert set(known.values()) == {"undecided"}
+    assert max(runner.tried) == 4
+
+
+def test_climb_goes_on_where_what_ended_it_is_gone() -> None:
+    """4 and 8 fall against 2, which then dies: 8 is a contender, and 16 has to be tried after all."""
+    speed = {1: 50, 2: 100, 4: 90, 8: 89.8, 16: 60, 32: 50, 64: 40}
+    runner = FakeRunner(fixed_n(DIVISORS_64), speed, lost={2: ("killed", 4)})
+    search(runner.candidates, runner, Rules())
+    assert runner.tried == [1, 2, 4, 8, 16]
+    assert runner.confirmed == [8]
+
+
 # --- plateau
 
 
@@ -143,6 +162,16 @@ def test_plateau_ends_the_climb_where_the_next_doubling_gains_too_little() -> No
     assert max(runner.tried) == 256
     assert found.plateau_gain == pytest.approx(pipeline_of(4)(512) / pipeline_of(4)(256) - 1)
     assert runner.tried == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+
+
+def test_plateau_takes_the_gain_that_the_interval_still_allows() -> None:
+    runner = FakeRunner(fixed_b(range(1, 4097)), pipeline_of(4), noise=0.001)
+    found = search(runner.candidates, runner, Rules())
+    last, against = runner.tried[-1], runner.tried[-2]
+    duel = [entry for entry in found.rounds if {block.chunks for block in entry.blocks} == {last, against}][:3]
+    interval = compare(duel, last, against, "pipeline", 0.01).interval
+    assert interval is not None
+    assert found.plateau_gain == next_doubling_gain(last, against, interval[1])
 
 
 def test_plateau_is_asked_with_b_fixed_only() -> None:
@@ -286,6 +315,18 @@ def test_failed_confirmation_at_the_boundary_ends_one_below() -> None:
     found = search(runner.candidates, runner, Rules())
     assert runner.confirmed == [40, 39]
     assert decide(runner.candidates, found, Rules()).limit == "memory"
+
+
+def test_a_best_that_was_found_late_meets_the_other_contenders() -> None:
+    """39 is tried only after 40 failed its confirmation; what is within 5 % then gets rounds with it."""
+    runner = FakeRunner(
+        fixed_b(range(1, 65)), pipeline_of(8), lambda m: "ok" if m <= 40 else "oom", unconfirmed={40: "oom"}
+    )
+    found = search(runner.candidates, runner, Rules(tolerance=0.05))
+    assert runner.confirmed == [40, 39]
+    near = [m for m, state in states(found).items() if state == "ok" and 32 <= m < 39]
+    assert len(near) >= 2
+    assert all(shared_rounds(found.rounds, m, 39) >= 3 for m in near)
 
 
 def test_every_confirmation_may_fail() -> None:

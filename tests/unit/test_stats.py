@@ -180,3 +180,9 @@ def test_two_visits_in_a_round_are_averaged() -> None:
     entry = rounds_of({4: 1.0, 8: 1.0})[0].blocks + rounds_of({8: 4.0, 4: 1.0})[0].blocks
     comparison = compare([Round(blocks=entry)], 8, 4, "pipeline", 0.01)
     assert (comparison.ratio, comparison.rounds) == (pytest.approx(2.0), 1)
+
+
+def test_relative_takes_the_shortest_chain() -> None:
+    """From 1 to 5: through 2 in two links (6x), or through 3 and 4 in three (which here say 200x)."""
+    rounds = rounds_of({1: 1.0, 3: 2.0}, {3: 1.0, 4: 10.0}, {4: 1.0, 5: 10.0}, {1: 1.0, 2: 2.0}, {2: 1.0, 5: 3.0})
+    assert relative(rounds, "pipeline", 1)[5].ratio == pytest.approx(6.0)

@@ -249,6 +249,27 @@ def test_undecided_next_is_a_throughput_limit_and_unclear() -> None:
     verdict = decide(candidates, found, Rules(confirm=False))
     assert key(verdict) == (1, "throughput", "above", 2, None, "unclear")
     assert "M = 2 against M = 1" in verdict.confidence_reasons[0]
+    # The rule in use names the choice; for the other one an estimate within the tolerance is enough.
+    assert (verdict.by_rule.pipeline, verdict.by_rule.stage) == (1, 2)
+
+
+def test_undecided_next_is_unclear_even_where_the_choice_is_surely_not_worse() -> None:
+    """2 is at most 0.3 % better, yet if it is within 1 % of 1 it ought to be chosen: that is what is open."""
+    candidates = fixed_n((1, 2))
+    found = found_of(candidates, {1: [100] * 4, 2: [99.2, 98.5, 99.1, 98.6]})
+    verdict = decide(candidates, found, Rules(confirm=False))
+    assert (verdict.chunks, verdict.confidence) == (1, "unclear")
+
+
+def test_nothing_fits_names_the_nearest_miss() -> None:
+    """With N fixed the largest M needs least, with b fixed the smallest does."""
+    for make, nearest in ((fixed_n, 4), (fixed_b, 1)):
+        candidates = make((1, 2, 4))
+        machine = FakeRunner(candidates, RISING)
+        found = Found(tuple(machine.trial_of(m, "oom") for m in (1, 2, 4)))
+        verdict = decide(candidates, found, Rules())
+        assert verdict.limit_detail.reason == f"M = {nearest}: oom at {nearest}"
+        assert verdict.limit_stage == 1
 
 
 def test_undecided_smaller_value_matters_only_if_it_may_be_better() -> None:
@@ -348,7 +369,7 @@ def test_throughput_limit_names_the_stage_that_lost_most() -> None:
 
 
 def test_slowed_stage_counts_seconds_a_sample_and_only_growth() -> None:
-    runner = FakeRunner(fixed_b((1, 2)), {1: 1.0, 2: 1.0}, busy=lambda m, s: (1.0 * m, 1.1 * m**1.5))
+    runner = FakeRunner(fixed_b((1, 2)), {1: 1.0, 2: 1.0}, busy=lambda m, s: (9.0 * m, 1.1 * m**1.5))
     assert slowed_stage(runner.trial_of(1, "ok"), runner.trial_of(2, "ok")) == 1
     assert slowed_stage(runner.trial_of(2, "ok"), runner.trial_of(1, "ok")) is None
     assert slowed_stage(trial_of(fixed_n((1, 2)), 1), trial_of(fixed_n((1, 2)), 2)) is None
@@ -407,6 +428,22 @@ def test_both_rules_from_the_same_rounds() -> None:
     assert verdict.chunks == verdict.by_rule.stage == 2
     assert verdict.limit_detail.comparison is not None
     assert verdict.limit_detail.comparison.criterion == "stage"
+
+
+def test_both_rules_take_the_smallest_on_a_plateau() -> None:
+    verdict = judge(FakeRunner(fixed_b(range(1, 4097)), pipeline_of_4, busy=lambda m, step_s: (0.01 * m,)))
+    assert verdict.limit == "plateau"
+    assert (verdict.by_rule.pipeline, verdict.by_rule.stage) == (256, 1)
+
+
+def test_best_stands_above_no_one_where_chains_disagree() -> None:
+    """From 1, 2 seems best (3x); but 4, which the chain puts at 2.5x, beat it where they met."""
+    candidates = fixed_n((1, 2, 4))
+    rounds = rounds_of(candidates, {1: [10] * 3, 2: [30] * 3})
+    rounds += rounds_of(candidates, {1: [10] * 3, 4: [25] * 3}) + rounds_of(candidates, {2: [10] * 3, 4: [11] * 3})
+    found = Found(tuple(trial_of(candidates, m) for m in (1, 2, 4)), rounds)
+    assert {c.against for c in comparisons(candidates, found, Rules())} == {4}
+    assert decide(candidates, found, Rules()).chunks == 4
 
 
 def test_confirmed_says_how() -> None:
