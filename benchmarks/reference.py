@@ -16,10 +16,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+if TYPE_CHECKING:
+    from chunktune.stats import LogRatio
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
@@ -101,6 +105,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def reached(found: LogRatio, target: float, *, above: bool) -> str:
+    """Whether a ratio is at or beyond a target, as far as its interval says."""
+    low, high = found.interval or (0.0, float("inf"))
+    inside, outside = (low >= target, high < target) if above else (high <= target, low > target)
+    return "yes" if inside else "no" if outside else "undecided"
 
 
 def interval(bounds: tuple[float, float] | None) -> str:

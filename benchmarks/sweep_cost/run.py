@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from reference import LONGEST_RUN_S, LOOPBACK, BareLoop, circumstances, free_port, interval, table  # noqa: E402
+from reference import LONGEST_RUN_S, LOOPBACK, BareLoop, circumstances, free_port, interval, reached, table
 
 STAGES, MINI_BATCH, WIDTH = 2, 64, 256
 VALUES = (1, 2, 4, 8, 16, 32, 64)
@@ -59,19 +59,21 @@ FASTER, DEARER = 2.5, 1.3
 
 @dataclass(frozen=True)
 class Sweep:
-    """One sweep, from its journal. `steps`: of the real pipeline, by M. Seconds: whole, apart, first, second.
+    """One sweep, from its journal. `steps`: of the real pipeline, by M. The seconds add up to the whole.
 
-    `apart_s`: from the first "begin" to the end, less the second start-up. `first_s`, `second_s`: the start-ups.
+    `first_s`: until the first "begin". `second_s`: from the last answer of the first group to the confirmation's
+    "begin". `after_s`: from the journal's end to the process's. `apart_s`: the rest, which is measuring.
     """
 
     steps: dict[int, int]
-    whole_s: float
-    apart_s: float
+    first_s: float
     second_s: float
+    after_s: float
+    apart_s: float
 
     @property
-    def first_s(self) -> float:
-        return self.whole_s - self.apart_s - self.second_s
+    def whole_s(self) -> float:
+        return self.first_s + self.second_s + self.after_s + self.apart_s
 
 
 @dataclass(frozen=True)
@@ -108,11 +110,11 @@ def sweep() -> Sweep:
     with tempfile.TemporaryDirectory() as folder:
         spec, output = Path(folder) / "spec.toml", Path(folder) / "out"
         spec.write_text(SPEC)
-        start = time.perf_counter()
+        start = time.time()
         finish([sys.executable, "-m", "chunktune", "sweep", str(spec), "--output-dir", str(output)])
-        whole_s = time.perf_counter() - start
+        end = time.time()
         events = [json.loads(line) for line in (output / "journal.jsonl").read_text().splitlines()]
-    return accounted(events, whole_s)
+    return accounted(events, start, end)
 
 
 def relaunch(steps: dict[int, int]) -> Relaunches:
@@ -154,18 +156,22 @@ def finish(command: Sequence[str]) -> str:
 # --- what a sweep did
 
 
-def accounted(events: list[dict[str, Any]], whole_s: float) -> Sweep:
-    """Steps and times of a sweep from its journal. Ends the benchmark where the sweep was not a plain one."""
+def accounted(events: list[dict[str, Any]], start: float, end: float) -> Sweep:
+    """Steps and times of a sweep from its journal and the process's start and end, in seconds since the epoch.
+
+    Ends the benchmark where the sweep was not a plain one.
+    """
     if any(event["event"] == "lost" for event in events):
         raise SystemExit("a worker group was lost during the sweep: its steps cannot be counted; run again")
     steps = steps_spent(events)
     if set(steps) != set(VALUES):
         raise SystemExit(f"the sweep tried M = {sorted(steps)}, not {list(VALUES)}")
-    begins = [event for event in events if event["event"] == "begin"]
+    began = next(_at(event) for event in events if event["event"] == "begin")
     confirmation = next(index for index, event in enumerate(events) if event.get("task") == "confirm")
     measured = [event for event in events[:confirmation] if event["event"] in ("trial", "rounds")]
     second_s = _at(events[confirmation]) - _at(measured[-1])
-    return Sweep(steps, whole_s, _at(events[-1]) - _at(begins[0]) - second_s, second_s)
+    ended = _at(events[-1])
+    return Sweep(steps, began - start, second_s, end - ended, ended - began - second_s)
 
 
 def _at(event: dict[str, Any]) -> float:
@@ -208,24 +214,30 @@ def report(runs: Sequence[tuple[Sweep, Relaunches]]) -> str:
     faster = paired_log_ratio([one.whole_s for one in launches], [one.whole_s for one in sweeps])
     dearer = paired_log_ratio([one.apart_s for one in sweeps], [one.loop_s for one in launches])
     rows = [
-        ("relaunching / sweep, whole", f">= {FASTER}", faster, faster.ratio >= FASTER),
-        ("sweep without start-ups / bare steps", f"<= {DEARER}", dearer, dearer.ratio <= DEARER),
+        ("relaunching / sweep, whole", f">= {FASTER}", faster, reached(faster, FASTER, above=True)),
+        ("sweep without start-ups / bare steps", f"<= {DEARER}", dearer, reached(dearer, DEARER, above=False)),
     ]
     cells = [
-        [name, target, f"{found.ratio:.2f}", interval(found.interval), str(found.pairs), "yes" if met else "no"]
+        [name, target, f"{found.ratio:.2f}", interval(found.interval), str(found.pairs), met]
         for name, target, found, met in rows
     ]
-    shares = [f"{100 * sum(part) / sum(one.whole_s for one in sweeps):.0f} %" for part in _parts(sweeps)]
     counts = "; ".join(", ".join(f"{m}: {one.steps[m]}" for m in VALUES) for one in sweeps)
     return (
-        table(["what", "target", "ratio", "95 % interval", "runs", "met"], cells)
-        + f"\n\nOf the sweep's time the first start-up and the end took {shares[0]}, the second start-up {shares[1]}, "
-        + f"the rest {shares[2]}. Steps of the real pipeline by M, run by run: {counts}."
+        f"{table(['what', 'target', 'ratio', '95 % interval', 'runs', 'reached'], cells)}\n\n{_shares(sweeps)}\n\n"
+        f"Steps of the real pipeline by M, run by run: {counts}."
     )
 
 
-def _parts(sweeps: Sequence[Sweep]) -> list[list[float]]:
-    return [[s.first_s for s in sweeps], [s.second_s for s in sweeps], [s.apart_s for s in sweeps]]
+def _shares(sweeps: Sequence[Sweep]) -> str:
+    whole_s = sum(one.whole_s for one in sweeps)
+    first, second, after, apart = (
+        f"{100 * sum(getattr(one, name) for one in sweeps) / whole_s:.0f} %"
+        for name in ("first_s", "second_s", "after_s", "apart_s")
+    )
+    return (
+        f"Of the sweep's time the first start-up took {first}, the second {second}, the time after the verdict "
+        f"{after}, measuring {apart}."
+    )
 
 
 # --- a rank of the usual way

@@ -165,6 +165,10 @@ def run(request: SweepRequest, *, quiet: bool) -> tuple[Record | None, Path]:
 
     The record is null where another process of the user's torchrun answers.
     """
+    if not under_torchrun(os.environ):
+        from chunktune.pipeline.server import start_server
+
+        start_server()
     from chunktune.pipeline import launch
 
     progress = Progress(sys.stderr, quiet=quiet)

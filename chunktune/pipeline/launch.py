@@ -12,7 +12,6 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +38,7 @@ from chunktune.errors import EnvironmentFailedError, InterruptedSweepError, Usag
 from chunktune.pipeline import worker
 from chunktune.pipeline.group import loopback_store, under_launcher
 from chunktune.pipeline.plan import make_plan
+from chunktune.pipeline.server import START_METHOD, start_server
 from chunktune.record import Event, Journal, Status, assemble, read_events, read_record, write_record
 from chunktune.replay import lost_event
 from chunktune.request import SweepRequest
@@ -100,6 +100,7 @@ class _Launch:
         self._prepare_output()
         request_file = self._output / "request.json"
         _or_unwritable(lambda: request_file.write_text(self._request.to_json()), request_file)
+        start_server()
         with followed(self._journal, on_event), _quiet_agent():
             outcome: dict[str, str] = {"outcome": "fresh group needed"}
             while outcome.get("outcome") == "fresh group needed":
@@ -122,13 +123,13 @@ class _Launch:
             rdzv_backend=_BACKEND,
             max_restarts=MAX_RESTARTS,
             monitor_interval=0.1,
+            start_method=START_METHOD,
             local_addr="127.0.0.1",
             logs_specs=DefaultLogsSpecs(log_dir=str(self._output / "logs"), redirects=Std.ALL),
         )
-        command = ["-m", "chunktune.pipeline.worker", str(request_file)]
         with _registered(handler), _environment(_worker_environment()):
             try:
-                elastic_launch(config, sys.executable)(*command)
+                elastic_launch(config, worker.main)(str(request_file))
             except ChildFailedError as error:
                 return worker.outcome_of(handler.store) or self._group_failed(error)
             except (SignalException, KeyboardInterrupt) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -82,6 +83,8 @@ class Measurer:
         """
         self._drop()
         rehearsed = rehearse(self.work, chunks, micro_batch)
+        if rehearsed.log is not None:
+            print(rehearsed.log, file=sys.stderr, flush=True)
         reports: list[RankReport] = self.group.gather(rehearsed)
         if any(report.state != "ok" for report in reports):
             return reports

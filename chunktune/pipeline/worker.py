@@ -54,11 +54,10 @@ LOSS_TOLERANCE = {"float32": 2e-3, "bfloat16": 2e-2}
 """How far the first step's loss may differ over M by rounding alone, as a share."""
 
 
-def main() -> None:
-    """Entry of a worker that chunktune's own launcher started: `python -m chunktune.pipeline.worker REQUEST`."""
+def main(request_file: str) -> None:
+    """Entry of a worker that chunktune's own launcher started."""
     _die_with_parent()
-    request = SweepRequest.from_json(Path(sys.argv[1]).read_text())
-    run(request, on_event=None)
+    run(SweepRequest.from_json(Path(request_file).read_text()), on_event=None)
 
 
 def run(request: SweepRequest, on_event: OnEvent | None) -> Record | None:
@@ -221,7 +220,7 @@ class _Leader:
         try:
             if self._started() is None:
                 self._append(self._start_event(counts, facts))
-            self._account_for_previous_group()
+            self._account_for_previous_group([fact["pid"] for fact in facts])
             live = LivePipeline(measurer, self._plan, self._send, known_step_s(self._trials()))
             return self._search(live), False
         except FreshGroupNeededError:
@@ -274,14 +273,14 @@ class _Leader:
         self._send(Command("stop"))
         return record
 
-    def _account_for_previous_group(self) -> None:
+    def _account_for_previous_group(self, pids: list[int]) -> None:
         elapsed_s = self._since_start_s()
         lost = lost_event(self._events, self._group.note_of_previous(), elapsed_s)
         if lost is not None:
             self._append(lost)
         kind = "re-initialised" if self._group.reopened else "processes"
         attempt = self._group.place.attempt
-        self._append({"event": "group", "attempt": attempt, "kind": kind, "elapsed_s": elapsed_s})
+        self._append({"event": "group", "attempt": attempt, "kind": kind, "pids": pids, "elapsed_s": elapsed_s})
 
     def _since_start_s(self) -> float:
         """Seconds of the sweep until now, restarts of the group included: they are paid for by the budget too."""
@@ -346,6 +345,7 @@ def _facts(device: Device, place: Place) -> dict[str, Any]:
     return {
         "rank": place.rank,
         "host": platform.node(),
+        "pid": os.getpid(),
         "kind": device.kind,
         "name": device.describe(),
         "memory_bytes": device.capacity_bytes(),
@@ -405,7 +405,3 @@ def _die_with_parent() -> None:
     pr_set_pdeathsig = 1
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()

@@ -53,9 +53,7 @@ class Finished:
         return next(trial for trial in self.record.trials if trial.chunks == chunks)
 
 
-def sweep(
-    spec: str | Path, *args: str, env: Mapping[str, str] | None = None, timeout_s: float = 300
-) -> Finished:
+def sweep(spec: str | Path, *args: str, env: Mapping[str, str] | None = None, timeout_s: float = 300) -> Finished:
     """`chunktune sweep` on a spec file, or on the text of one; fails the test when a process is left behind."""
     with tempfile.TemporaryDirectory(prefix="chunktune-test-") as folder:
         path = spec if isinstance(spec, Path) else Path(folder, "spec.toml")

@@ -98,7 +98,6 @@ def test_a_real_model_learns_the_same_at_every_chunk_count(name: str) -> None:
     losses = [trial.loss for trial in recorded(name).trials if trial.fits]
     assert len(losses) >= 2
     assert losses == pytest.approx([losses[0]] * len(losses), rel=2e-3)
-    assert not verdict(name).findings
 
 
 @pytest.mark.parametrize("name", ["transformer", "python"])
