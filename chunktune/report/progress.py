@@ -40,11 +40,11 @@ def _progress_figures(trial: Trial) -> str:
 
 def _rounds_progress(event: Mapping[str, Any]) -> str:
     rounds = [Round.model_validate(each) for each in event["rounds"]]
-    first, *others = event["values"]
-    ratios = [f"M = {chunks} runs at {_ratio(rounds, chunks, first)}" for chunks in others]
+    *others, reference = event["values"]
+    ratios = [f"M = {chunks} runs at {_ratio(rounds, chunks, reference)}" for chunks in others]
     count = f"{len(rounds)} round{'' if len(rounds) == 1 else 's'}"
     values = ", ".join(str(value) for value in event["values"])
-    speeds = f": {', '.join(ratios)} of the speed of M = {first}" if ratios else ""
+    speeds = f": {', '.join(ratios)} of the speed of M = {reference}" if ratios else ""
     return f"compared M = {values} in {count}{speeds}"
 
 

@@ -48,7 +48,7 @@ def test_reserved_bytes_hold_what_was_freed(device: CudaDevice) -> None:
 
 
 def test_the_capacity_is_what_the_device_has(device: CudaDevice) -> None:
-    free, total = torch.cuda.mem_get_info(device.torch_device)
+    total = torch.cuda.mem_get_info(device.torch_device)[1]
     assert device.capacity_bytes() == total
     assert 0 < device.overhead_bytes() < total
     # What the allocator holds is no overhead: the same bytes would be taken off twice.

@@ -219,7 +219,7 @@ def one_stage(kind: str) -> Sweep:
             assert trial.predicted is not None
             assert stage.peak_bytes == pytest.approx(trial.predicted.peak_bytes[0], rel=0.1)
             assert 0 < stage.peak_bytes <= stage.budget_bytes < stage.capacity_bytes
-            assert 0 < stage.busy_s and 0 <= stage.idle_share < 1
+            assert stage.busy_s > 0 and 0 <= stage.idle_share < 1
         check_devices(record, kind)
 
     return Sweep(_transformer_text(kind, stages=1, schedule="gpipe", mini_batch=8), check)

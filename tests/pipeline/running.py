@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -87,7 +86,7 @@ def run(
             process.popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
             pytest.fail(f"not done after {timeout_s} s: {' '.join(command)}\n{process.texts()}\n{_logs(output)}")
-    stdout, stderr = process.texts()
+        stdout, stderr = process.texts()
     return Finished(process.popen.returncode, stdout, stderr, *_read(output))
 
 
@@ -108,24 +107,24 @@ class Running:
 def started(command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Iterator[Running]:
     """A command that runs meanwhile. What lives of it at the end is killed; that fails the test if it had ended."""
     mark = uuid.uuid4().hex
-    files = (tempfile.TemporaryFile(), tempfile.TemporaryFile())
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=files[0],
-        stderr=files[1],
-        env=environment(env) | {MARK: mark},
-        start_new_session=True,
-    )
-    try:
-        yield Running(process, files)
-        left = living(mark, process.pid, _SETTLE_S) if process.poll() is not None else {}
-        assert not left, f"left behind by {' '.join(command)}: {left}"
-    finally:
-        for pid in living(mark, process.pid, 0.0):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=environment(env) | {MARK: mark},
+            start_new_session=True,
+        )
+        try:
+            yield Running(process, (out, err))
+            left = living(mark, process.pid, _SETTLE_S) if process.poll() is not None else {}
+            assert not left, f"left behind by {' '.join(command)}: {left}"
+        finally:
+            for pid in living(mark, process.pid, 0.0):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -315,10 +315,10 @@ def test_a_finished_trial_is_one_line() -> None:
 
 def test_rounds_tell_the_ratio() -> None:
     event = {"event": "rounds", "values": [4, 8], "rounds": [dump(a_round([4, 8])), dump(a_round([4, 8], 2.0))]}
-    assert progress_line(event) == "compared M = 4, 8 in 2 rounds: M = 8 runs at 96% of the speed of M = 4"
+    assert progress_line(event) == "compared M = 4, 8 in 2 rounds: M = 4 runs at 104% of the speed of M = 8"
     event = {"event": "rounds", "values": [2, 4, 8], "rounds": [dump(a_round([2, 4, 8]))]}
     assert progress_line(event) == (
-        "compared M = 2, 4, 8 in 1 round: M = 4 runs at 125%, M = 8 runs at 120% of the speed of M = 2"
+        "compared M = 2, 4, 8 in 1 round: M = 2 runs at 83.3%, M = 4 runs at 104% of the speed of M = 8"
     )
     assert "an unknown share" in str(progress_line({**event, "rounds": []}))
 
