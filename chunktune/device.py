@@ -74,6 +74,9 @@ class Device(Protocol):
     def enforce(self, budget_bytes: int, slack_bytes: int = 0) -> contextlib.AbstractContextManager[None]:
         """Inside, allocating past the budget raises torch's out-of-memory error."""
 
+    def cap(self, budget_bytes: int | None) -> None:
+        """Hold timed steps to the budget too, or to none, where that does not slow them; else do nothing."""
+
     def watch(self) -> contextlib.AbstractContextManager[MemoryWatch]:
         """Inside, memory is counted exactly. May slow the work down: never around timed steps."""
 
@@ -133,6 +136,9 @@ class CpuDevice:
                 yield
             finally:
                 resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+    def cap(self, budget_bytes: int | None) -> None:
+        """Nothing: a limit by RLIMIT_DATA slows the allocator down."""
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[MemoryWatch]:
@@ -211,13 +217,18 @@ class CudaDevice:
     @contextlib.contextmanager
     def enforce(self, budget_bytes: int, slack_bytes: int = 0) -> Iterator[None]:
         """Let this process's allocator have the budget and no more; no slack is needed, the cap is exact."""
-        total = torch.cuda.mem_get_info(self.torch_device)[1]
         self.release()
-        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0, budget_bytes) / total), self.torch_device)
+        self.cap(budget_bytes)
         try:
             yield
         finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, self.torch_device)
+            self.cap(None)
+
+    def cap(self, budget_bytes: int | None) -> None:
+        """The allocator's share of the device; it costs nothing, so timed steps run under it too."""
+        total = torch.cuda.mem_get_info(self.torch_device)[1]
+        share = 1.0 if budget_bytes is None else min(1.0, max(0, budget_bytes) / total)
+        torch.cuda.set_per_process_memory_fraction(share, self.torch_device)
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[MemoryWatch]:
@@ -268,9 +279,15 @@ class _CudaWatch:
 
 def open_device(kind: str, local_rank: int, ranks_here: int) -> Device:
     """The device of one rank. Raises UsageError when a GPU was asked for, or is there, and cannot be used."""
-    if resolve_kind(kind) == "cuda":
-        return CudaDevice(local_rank)
-    return CpuDevice(ranks_here)
+    if resolve_kind(kind) == "cpu":
+        return CpuDevice(ranks_here)
+    visible = torch.cuda.device_count()
+    if local_rank >= visible:
+        raise UsageError(
+            f"{ranks_here} ranks were started on a machine where {visible} GPUs are visible; "
+            f"a rank needs a GPU of its own: start {visible} at most"
+        )
+    return CudaDevice(local_rank)
 
 
 def resolve_kind(kind: str) -> Literal["cpu", "cuda"]:
@@ -297,7 +314,7 @@ def resolve_kind(kind: str) -> Literal["cpu", "cuda"]:
 def gpu_is_present() -> bool:
     """Whether the kernel shows an NVIDIA device that was not hidden on purpose (CUDA_VISIBLE_DEVICES='')."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    return not hidden and Path("/dev/nvidia0").exists()
+    return not hidden and any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def host_memory_bytes() -> int:

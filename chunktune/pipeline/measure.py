@@ -122,6 +122,7 @@ class Measurer:
                 raise PipelineLostError(report, chunks) from error
             report = counted_report(self.work.rank, watch, budget.budget_bytes, "pipeline")
             reserved = watch.reserved_bytes
+        device.cap(budget.budget_bytes)
         self._take_operations()
         return RankTrial(report, self.work.own_parts, budget, 0, warm_step_s, reserved, None, loss)
 
@@ -172,6 +173,7 @@ class Measurer:
 
     def _drop(self) -> None:
         self._step = self._trainer = None
+        self.work.device.cap(None)
         self.work.device.release()
 
     def layer_seconds(self, micro_batch: int, repeats: int = 3) -> list[float]:

@@ -79,6 +79,7 @@ class RankWork:
         self._autocast = torch.bfloat16 if spec.training.precision == "bfloat16" else None
         self._boundaries: dict[int, tuple[Boundary, ...]] = {}
         self._reader: BoundaryReader | None = None
+        self._of_layers: dict[int, tuple[Boundary, ...]] = {}
 
     def budget(self) -> Budget:
         """Capacity and budget of this rank now; on CUDA what lies outside the allocator is taken off."""
@@ -161,12 +162,14 @@ class RankWork:
         return self.device.elapsed_s(start, end)
 
     def _layer_boundaries(self, micro_batch: int) -> tuple[Boundary, ...]:
-        layers = range(self.layer_count())
-        reader = BoundaryReader(
-            lambda: [Part([self.build_layer(i)], recompute=False, autocast=self._autocast) for i in layers],
-            self.device.torch_device,
-        )
-        return reader.read(self._sample(micro_batch)[0])
+        if micro_batch not in self._of_layers:
+            layers = range(self.layer_count())
+            reader = BoundaryReader(
+                lambda: [Part([self.build_layer(i)], recompute=False, autocast=self._autocast) for i in layers],
+                self.device.torch_device,
+            )
+            self._of_layers[micro_batch] = reader.read(self._sample(micro_batch)[0])
+        return self._of_layers[micro_batch]
 
     def step_plan(self, modules: dict[int, nn.Module], chunks: int, micro_batch: int) -> StepPlan:
         """What torch's schedule is built from, at M chunks of b samples."""
