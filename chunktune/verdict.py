@@ -12,6 +12,7 @@ from chunktune.advice import advise, find
 from chunktune.candidates import Candidates
 from chunktune.results import (
     ByRule,
+    Candidate,
     Comparison,
     Criterion,
     Floor,
@@ -259,11 +260,14 @@ def _why(trial: Trial) -> str:
 
 def _refusal_above(case: Case, chunks: int) -> str | None:
     refused = [candidate for candidate in case.candidates.refused if candidate.chunks > chunks]
-    nearest = min(refused, key=lambda candidate: candidate.chunks, default=None)
-    return None if nearest is None else nearest.reason
+    return _rule_of(min(refused, key=lambda candidate: candidate.chunks, default=None))
 
 
 def _refusal_below(case: Case, chunks: int) -> str | None:
     refused = [candidate for candidate in case.candidates.refused if candidate.chunks < chunks]
-    nearest = max(refused, key=lambda candidate: candidate.chunks, default=None)
-    return None if nearest is None else nearest.reason
+    return _rule_of(max(refused, key=lambda candidate: candidate.chunks, default=None))
+
+
+def _rule_of(refused: Candidate | None) -> str | None:
+    """Why it is refused, without the way out: the way out is the M that was found."""
+    return None if refused is None or refused.reason is None else refused.reason.partition("; nearest legal M")[0]

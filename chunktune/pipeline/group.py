@@ -27,6 +27,7 @@ from chunktune.device import Device
 # Long, since a deadline of our own ends a hung group much earlier and says why.
 GROUP_TIMEOUT = timedelta(hours=12)
 STORE_TIMEOUT = timedelta(minutes=5)
+_OUTCOME = "chunktune/outcome"
 EXIT_LOST = 7
 """A worker whose group cannot go on ends with this; the launcher starts the group again."""
 
@@ -165,6 +166,10 @@ class Group:
     def _note_key(self, attempt: int, rank: int) -> str:
         return f"chunktune/note/{attempt}/{rank}"
 
+    def tell(self, outcome: str, **more: str) -> None:
+        """Say how the sweep, or this part of it, ended: the launcher reads it with `outcome_of`."""
+        self.store.set(_OUTCOME, json.dumps({"outcome": outcome, **more}))
+
     def agree_on(self, key: str, mine: str) -> str:
         """The value that the first worker of this launch proposed for a key, restarts included."""
         name = f"chunktune/{key}"
@@ -192,6 +197,14 @@ class Group:
         finally:
             alarm.cancel()
             faulthandler.cancel_dump_traceback_later()
+
+
+def outcome_of(store: dist.Store) -> dict[str, str]:
+    """How the workers of a launch ended, in their own words; empty where they said nothing."""
+    if not store.check([_OUTCOME]):
+        return {}
+    words: dict[str, str] = json.loads(store.get(_OUTCOME))
+    return words
 
 
 def _connect(place: Place) -> dist.Store:

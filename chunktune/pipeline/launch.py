@@ -36,7 +36,7 @@ from chunktune import errors
 from chunktune.device import resolve_kind
 from chunktune.errors import EnvironmentFailedError, InterruptedSweepError, UsageError
 from chunktune.pipeline import worker
-from chunktune.pipeline.group import loopback_store, under_launcher
+from chunktune.pipeline.group import loopback_store, outcome_of, under_launcher
 from chunktune.pipeline.plan import make_plan
 from chunktune.pipeline.server import START_METHOD, start_server
 from chunktune.record import Event, Journal, Status, assemble, read_events, read_record, write_record
@@ -131,10 +131,10 @@ class _Launch:
             try:
                 elastic_launch(config, worker.main)(str(request_file))
             except ChildFailedError as error:
-                return worker.outcome_of(handler.store) or self._group_failed(error)
+                return outcome_of(handler.store) or self._group_failed(error)
             except (SignalException, KeyboardInterrupt) as error:
                 self._interrupted(error)
-        return worker.outcome_of(handler.store)
+        return outcome_of(handler.store)
 
     def _group_failed(self, error: ChildFailedError) -> dict[str, str]:
         rank, failure = error.get_first_failure()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -38,9 +39,9 @@ class Part(nn.Module):
         return value
 
 
-def autocasting(device_type: str, dtype: torch.dtype | None) -> torch.autocast:
-    """Autocast to a type, or none for None."""
-    return torch.autocast(device_type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+def autocasting(device_type: str, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
+    """Autocast to a type; nothing for None, since a context that is entered disabled costs a chunk 10 us."""
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
 
 
 @dataclass(frozen=True)

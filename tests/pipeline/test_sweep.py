@@ -81,7 +81,7 @@ def test_micro_batch_mode_ends_at_exactly_the_last_m_that_fits() -> None:
     record = done.chosen()
     verdict = record.verdict
     assert verdict is not None
-    # 95 % of 48 MiB hold 11 chunks of 4 MiB and not 12. The tolerance is wide so that noise leaves the choice to memory.
+    # 95 % of 48 MiB hold 11 chunks of 4 MiB and not 12. A wide tolerance leaves the choice to memory.
     assert (verdict.chunks, verdict.limit, verdict.limit_side, verdict.next_chunks) == (11, "memory", "above", 12), done
     assert verdict.limit_stage is not None
     assert done.trial(12).state == "oom" and done.trial(12).shortage is not None
@@ -266,6 +266,18 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_measured_is_lost(tmp_pa
     assert [event["state"] for event in journal if event["event"] == "lost"] == ["killed"]
     tried = [event["trial"]["chunks"] for event in journal if event["event"] == "trial"]
     assert len(tried) == len(set(tried)), "no trial ran twice"
+
+
+def test_no_worker_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    spec = tmp_path / "spec.toml"
+    spec.write_text(sleep_spec(stages=2, a=0.01, c=0.002, batch="mini_batch = 16"))
+    done = run(
+        [sys.executable, "-m", "chunktune", "sweep", str(spec), "--output-dir", str(out)],
+        interrupt=(out / "journal.jsonl", '"event": "trial"', signal.SIGKILL),
+    )
+    # `run` fails the test when a process of the run is left after some seconds.
+    assert done.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
