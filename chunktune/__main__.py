@@ -1,6 +1,6 @@
 """`python -m chunktune`, which is also what torchrun starts."""
 
-from chunktune.cli.app import main
+from chunktune.cli.app import entry
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    entry()

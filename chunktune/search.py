@@ -274,7 +274,9 @@ class _Search:
         if not finalists:
             timed = any(block.chunks == standing.best for entry in self.rounds for block in entry.blocks)
             return not timed and self._measure((standing.best,), self.rules.min_rounds)
-        if self.joint and not any(self._is_open(chunks, standing) for chunks in finalists):
+        # Contenders meet once all together; a best without rivals, decided against its neighbours, needs no more.
+        rivals = not self.joint and any(standing.outcome(chunks) != "slower" for chunks in finalists)
+        if not rivals and not any(self._is_open(chunks, standing) for chunks in finalists):
             return False
         self.joint = True
         left = min(self.rules.max_rounds - self._shared(chunks, standing) for chunks in finalists)

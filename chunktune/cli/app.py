@@ -14,7 +14,8 @@ import os
 import sys
 import traceback
 from collections.abc import MutableMapping, Sequence
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, NoReturn
 
 import typer
 from typer.main import get_command
@@ -56,6 +57,18 @@ def root(
     """Choose the chunk count M (micro-batches) of a pipeline-parallel training step by running it."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+def entry() -> NoReturn:
+    """The console script: run, then leave at once, since Python takes seconds to tear torch down for nothing.
+
+    The server that workers are forked from sees this process go and ends by itself.
+    """
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or nobody reads any more: `main` has said so
+            stream.flush()
+    os._exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,7 +24,7 @@ class Effort:
     trial_steps: int = 3
     trial_s: float = 0.3
     block_steps: int = 1
-    block_s: float = 0.2
+    block_s: float = 0.1
     most_steps: int = 20
 
     def trial_count(self, step_s: float) -> int:

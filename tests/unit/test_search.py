@@ -128,12 +128,12 @@ def test_undecided_values_count_for_patience() -> None:
 
 
 def test_climb_goes_on_where_what_ended_it_is_gone() -> None:
-    """4 and 8 fall against 2, which then dies: 8 is a contender, and 16 has to be tried after all."""
+    """4 and 8 fall against 2, which then fails its confirmation: 8 is a contender, and 16 has to be tried."""
     speed = {1: 50, 2: 100, 4: 90, 8: 89.8, 16: 60, 32: 50, 64: 40}
-    runner = FakeRunner(fixed_n(DIVISORS_64), speed, lost={2: ("killed", 4)})
+    runner = FakeRunner(fixed_n(DIVISORS_64), speed, unconfirmed={2: "killed"})
     search(runner.candidates, runner, Rules())
     assert runner.tried == [1, 2, 4, 8, 16]
-    assert runner.confirmed == [8]
+    assert runner.confirmed == [2, 8]
 
 
 # --- plateau
