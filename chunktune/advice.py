@@ -100,7 +100,7 @@ def _choice(verdict: Verdict, case: Case) -> Trial | None:
 
 def _failed(verdict: Verdict, case: Case) -> list[str]:
     reason = verdict.limit_detail.reason or "A trial failed"
-    return [f"{reason}: what stopped it is not known to be a lack of memory"]
+    return [f"{reason}: the workers' logs in the output directory say more"]
 
 
 def _batch(verdict: Verdict, case: Case) -> list[str]:
@@ -112,7 +112,7 @@ def _schedule(verdict: Verdict, case: Case) -> list[str]:
     if verdict.chunks is None:
         return [f"No M is legal{why}: another pipeline.schedule, or another batch"]
     side = "smaller" if verdict.limit_side == "below" else "larger"
-    return [f"pipeline.schedule admits no {side} M than {verdict.chunks}{why}: another schedule or batch may"]
+    return [f"pipeline.schedule admits no {side} M than {verdict.chunks}{why}: another schedule or batch may admit one"]
 
 
 def _range(verdict: Verdict, case: Case) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 import torch
 import torch.distributed as dist
 
-from chunktune.errors import UsageError
+from chunktune.errors import EnvironmentFailedError, UsageError
 from chunktune.pipeline.runtime import Mark, StorageMeter
 
 MIB = 2**20
@@ -283,7 +283,7 @@ def open_device(kind: str, local_rank: int, ranks_here: int) -> Device:
         return CpuDevice(ranks_here)
     visible = torch.cuda.device_count()
     if local_rank >= visible:
-        raise UsageError(
+        raise EnvironmentFailedError(
             f"{ranks_here} ranks were started on a machine where {visible} GPUs are visible; "
             f"a rank needs a GPU of its own: start {visible} at most"
         )

@@ -19,6 +19,8 @@ from chunktune.units import UnitError, parse_bytes, parse_duration, parse_share,
 
 FAULT = "chunktune"
 MAX_COUNT = 2**31 - 1
+MAX_PARTS = 4096
+"""Layers, stages: more is a slip of the pen, and would take minutes before anything says so."""
 MAX_SEED = 2**63 - 1
 MAX_DEPTH = 32
 
@@ -223,7 +225,8 @@ def _nearest_whole(value: object, minimum: int, maximum: int) -> str:
 
 
 Count = Annotated[int, BeforeValidator(whole(1))]
-CountOrNull = Annotated[int | None, BeforeValidator(unless("auto", None, whole(1)))]
+Parts = Annotated[int, BeforeValidator(whole(1, MAX_PARTS))]
+PartsOrNull = Annotated[int | None, BeforeValidator(unless("auto", None, whole(1, MAX_PARTS)))]
 CountOrAbsent = Annotated[int | None, BeforeValidator(optional(whole(1)))]
 CountFromZero = Annotated[int, BeforeValidator(whole(0))]
 Seed = Annotated[int, BeforeValidator(whole(0, MAX_SEED))]

@@ -19,6 +19,10 @@ Choice = str | Sequence[int]
 _ROUNDING = 1e-12
 
 
+_EVENED = 512
+"""Up to so many layers the tie between optimal cuts is broken towards even, which costs O(K L^2)."""
+
+
 def check_parts(layers: int, stages: int, virtual_stages: int = 1) -> None:
     """Raise UsageError where the model has too few layers for K V parts."""
     parts = stages * virtual_stages
@@ -85,7 +89,8 @@ def optimal(weights: Sequence[float], parts: int) -> tuple[int, ...]:
     if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
         raise ValueError("weights are finite and 0 or more")
     prefix = [0.0, *accumulate(map(float, weights))]
-    return _most_even(prefix, parts, smallest_largest(weights, parts) + _ROUNDING * prefix[-1])
+    limit = smallest_largest(weights, parts) + _ROUNDING * prefix[-1]
+    return _most_even(prefix, parts, limit) if len(weights) <= _EVENED else _filled(prefix, parts, limit)
 
 
 def smallest_largest(weights: Sequence[float], parts: int) -> float:
@@ -128,6 +133,17 @@ def _most_even(prefix: Sequence[float], parts: int, limit: float) -> tuple[int, 
         ends.append(row[ends[-1]])
     ends.reverse()
     return tuple(after - before for before, after in pairwise(ends))
+
+
+def _filled(prefix: Sequence[float], parts: int, limit: float) -> tuple[int, ...]:
+    """Counts with no part above `limit`, each part as full as that allows: O(L), for long models."""
+    layers, starts = len(prefix) - 1, [0]
+    for left in range(parts - 1, 0, -1):
+        end = starts[-1] + 1
+        while end < layers - left and prefix[end + 1] - prefix[starts[-1]] <= limit:
+            end += 1
+        starts.append(end)
+    return tuple(after - before for before, after in pairwise([*starts, layers]))
 
 
 def _last_cut(

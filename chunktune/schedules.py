@@ -125,7 +125,7 @@ def refusal(name: str, *, stages: int, chunks: int, virtual_stages: int) -> str 
     rule = SCHEDULES[name].rule if chunks >= 1 else _ANY
     nearest = " or ".join(map(str, _nearest_legal(name, stages, chunks, virtual_stages)))
     words = rule.words(stages, chunks, virtual_stages)
-    return f"M = {chunks} is refused: under {name} at K = {stages} {words}; nearest legal M: {nearest}"
+    return f"under {name} at K = {stages} {words}; nearest legal M: {nearest}"
 
 
 def parts_of_rank(name: str, stages: int, virtual_stages: int, rank: int) -> tuple[int, ...]:

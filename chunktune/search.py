@@ -84,6 +84,7 @@ class _Search:
         self.misses = 0
         self.neighbours_left = NEIGHBOUR_TRIALS
         self.joint = False
+        self.probed: dict[int, Trial] = {}
         self.ended = "the search ended before it"
         self.plateau_gain: float | None = None
         self.budget_spent = False
@@ -106,7 +107,7 @@ class _Search:
         """Try M, or None when the budget is spent."""
         if not self._has_time():
             return None
-        self.trials[chunks] = self.runner.trial(chunks)
+        self.trials[chunks] = self.probed[chunks] if chunks in self.probed else self.runner.trial(chunks)
         return self.trials[chunks]
 
     def _measure(self, values: Sequence[int], count: int) -> bool:
@@ -178,18 +179,31 @@ class _Search:
 
     def _after_failure(self, trial: Trial, previous: Trial | None) -> str | None:
         nothing_fits = not self._fitting()
-        if nothing_fits and _same_error(trial, previous):
+        if nothing_fits and _same_error(trial, previous) and self._largest_fails_too(trial):
             self.aborted = f"the same error at two values of M in a row: {trial.reason}"
             return self.aborted
         if nothing_fits and self.candidates.mode == "mini_batch":
             return None
         return self._missed(True)
 
+    def _largest_fails_too(self, trial: Trial) -> bool:
+        """Whether the largest rung ends as these did: with N fixed a large b may be what is wrong, and only that."""
+        largest = self.candidates.ladder[-1]
+        if self.candidates.mode == "micro_batch" or largest in self.trials or not self._has_time():
+            return True
+        if largest not in self.probed:
+            self.probed[largest] = self.runner.trial(largest)
+        same = _same_error(self.probed[largest], trial)
+        if same:
+            self.trials[largest] = self.probed[largest]
+        return same
+
     def _missed(self, missed: bool) -> str | None:
         self.misses = self.misses + 1 if missed else 0
         if self.misses <= self.rules.patience:
             return None
-        return f"{self.misses} values of M in a row were no improvement (sweep.patience = {self.rules.patience})"
+        allowed = f"sweep.patience = {self.rules.patience} lets the climb go on past {self.rules.patience}"
+        return f"{self.misses} values of M in a row were no improvement, and {allowed}"
 
     def _gain_left(self, comparison: Comparison) -> float | None:
         """What the next doubling gains at most, where that question is asked (b fixed, no fall)."""
@@ -353,4 +367,4 @@ class _Search:
 
 
 def _same_error(trial: Trial, previous: Trial | None) -> bool:
-    return previous is not None and trial.state == previous.state == "error" and trial.reason == previous.reason
+    return previous is not None and trial.state == previous.state and trial.reason == previous.reason

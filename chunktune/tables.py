@@ -12,10 +12,11 @@ from chunktune.fields import (
     Count,
     CountFromZero,
     CountOrAbsent,
-    CountOrNull,
     Duration,
     Number,
     Numbers,
+    Parts,
+    PartsOrNull,
     Seed,
     Share,
     Size,
@@ -57,7 +58,7 @@ class TransformerModel(Frozen):
     """A decoder-only language model of `layers` blocks; `sequence` tokens a sample."""
 
     family: Literal["transformer"]
-    layers: Count
+    layers: Parts
     hidden: Count
     heads: Count
     vocab: Count
@@ -68,7 +69,7 @@ class MlpModel(Frozen):
     """A multi-layer perceptron; `features` inputs and `classes` outputs, each `hidden` where absent."""
 
     family: Literal["mlp"]
-    layers: Count
+    layers: Parts
     hidden: Count
     features: CountOrAbsent = None
     classes: CountOrAbsent = None
@@ -81,7 +82,7 @@ class SleepModel(Frozen):
     """
 
     family: Literal["sleep"]
-    layers: Count
+    layers: Parts
     seconds_per_chunk: Number
     seconds_per_sample: Number
     bytes_per_sample: Size = 0
@@ -103,9 +104,9 @@ Model = Annotated[TransformerModel | MlpModel | SleepModel | PythonModel, Field(
 class PipelineSpec(Frozen):
     """K ranks (`stages`; null: one per visible device) of V parts each (`virtual_stages`; null: usual)."""
 
-    stages: CountOrNull = None
+    stages: PartsOrNull = None
     schedule: Annotated[ScheduleName, BeforeValidator(choice(*get_args(ScheduleName)))] = "1f1b"
-    virtual_stages: CountOrNull = None
+    virtual_stages: PartsOrNull = None
     recompute: Annotated[Recompute, BeforeValidator(choice(*get_args(Recompute)))] = "none"
     partition: Annotated[Partition, BeforeValidator(read_partition)] = "parameters"
 

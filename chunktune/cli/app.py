@@ -14,15 +14,14 @@ import os
 import sys
 import traceback
 from collections.abc import MutableMapping, Sequence
-from contextlib import suppress
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from typer.main import get_command
 
 from chunktune import __version__
-from chunktune.cli.sweep import sweep
-from chunktune.errors import ChunktuneError, InterruptedSweepError
+from chunktune.cli.sweep import leads, sweep
+from chunktune.errors import ChunktuneError, InterruptedSweepError, UsageError, UserCodeError
 from chunktune.units import shorten
 
 INTERNAL_ERROR = 1
@@ -59,18 +58,6 @@ def root(
         typer.echo(context.get_help())
 
 
-def entry() -> NoReturn:
-    """The console script: run, then leave at once, since Python takes seconds to tear torch down for nothing.
-
-    The server that workers are forked from sees this process go and ends by itself.
-    """
-    code = main()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # closed, or nobody reads any more: `main` has said so
-            stream.flush()
-    os._exit(code)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -87,6 +74,8 @@ def report(error: BaseException, *, debug: bool) -> int:
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     message, code = _explain(error)
+    if isinstance(error, (UsageError, UserCodeError)) and not leads(os.environ):
+        return code  # every rank of the user's torchrun found the same: one says it
     print(_printable(message), file=sys.stderr)
     return code
 

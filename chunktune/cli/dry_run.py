@@ -76,8 +76,9 @@ def plan(request: SweepRequest) -> Plan:
     spec = request.spec
     warnings: list[str] = []
     stages = spec.pipeline.stages or _visible_stages(spec, warnings)
-    candidates = enumerate_candidates(spec, stages)
     static_bytes = _static_bytes(request, stages, warnings)
+    candidates = enumerate_candidates(spec, stages)
+    warnings += _too_large(spec, static_bytes)
     return Plan(
         name=request.name,
         schedule=spec.pipeline.schedule,
@@ -119,6 +120,20 @@ def _static_bytes(request: SweepRequest, stages: int, warnings: list[str]) -> tu
     except Exception as error:
         warnings.append(f"the memory estimate failed: {type(error).__name__}: {error}")
         return None
+
+
+def _too_large(spec: Spec, static_bytes: tuple[int, ...] | None) -> list[str]:
+    """A warning for a rank whose weights alone do not fit the capacity that the spec names."""
+    if static_bytes is None or spec.device.memory == "auto":
+        return []
+    usable = int(int(spec.device.memory) * (1 - spec.device.headroom)) - spec.device.reserve
+    rank, most = max(enumerate(static_bytes), key=lambda item: item[1])
+    if most <= usable:
+        return []
+    return [
+        f"rank {rank} needs {format_bytes(most)} for weights, gradients and optimizer state alone and may use "
+        f"{format_bytes(max(0, usable))}: no M will fit"
+    ]
 
 
 def _rungs(found: Candidates) -> list[tuple[int, tuple[int, int]]]:

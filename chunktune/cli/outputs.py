@@ -53,6 +53,17 @@ def deliver(record: Record, outputs: Outputs, say: Callable[[str], None]) -> Non
         to_stdout(f"{record.verdict.chunks}\n")
     if not outputs.on_stdout:
         _print_table(record)
+    elif record.verdict is not None:
+        _say_verdict(record, say)
+
+
+def _say_verdict(record: Record, say: Callable[[str], None]) -> None:
+    """The verdict in a line, and what is odd about it: a machine format on stdout hides both."""
+    from chunktune.report.terminal import verdict_line
+
+    say(verdict_line(record))
+    for finding in record.verdict.findings if record.verdict else ():
+        say(f"finding: {finding}")
 
 
 def write(path: str, text: str, say: Callable[[str], None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -169,6 +170,23 @@ def run(request: SweepRequest, *, quiet: bool) -> tuple[Record | None, Path]:
         from chunktune.pipeline.server import start_server
 
         start_server()
+    try:
+        return _launched(request, quiet=quiet)
+    finally:
+        _tidy(Path(request.output_dir) if request.output_dir else None)
+
+
+def _tidy(directory: Path | None) -> None:
+    """End the server that workers are forked from, and take away a directory in which nothing was written."""
+    from chunktune.pipeline.server import stop_server
+
+    stop_server()
+    if directory is not None:
+        with suppress(OSError):  # not empty, as it should be
+            directory.rmdir()
+
+
+def _launched(request: SweepRequest, *, quiet: bool) -> tuple[Record | None, Path]:
     from chunktune.pipeline import launch
 
     progress = Progress(sys.stderr, quiet=quiet)
@@ -246,7 +264,7 @@ def _nothing_chosen(record: Record, verdict: Verdict) -> ChunktuneError:
     tried = [trial for trial in record.trials if trial.state not in ("skipped", "illegal")]
     why = [_why(trial) for trial in tried] or [verdict.limit_detail.reason or f"limit {verdict.limit}"]
     message = "\n".join([f"no M can be chosen of {len(record.candidates)} candidates:", *(f"  {w}" for w in why)])
-    broken = bool(tried) and all(trial.state == "error" for trial in tried)
+    broken = bool(tried) and all(trial.state in ("error", "killed", "timeout") for trial in tried)
     if broken or verdict.limit == "budget" or record.status == "failed":
         return EnvironmentFailedError(message)
     return InfeasibleError(message)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chunktune.blame import place_of
 from chunktune.errors import Mistake, SpecError, UserCodeError
 from chunktune.models.base import LayerBuilder, Loss, ModelDefinition, SampleBatch
 from chunktune.spec import PythonModel
@@ -92,24 +92,7 @@ def _called(function: Callable[..., Any], spec: PythonModel) -> Any:
 def _user_error(what: str, error: BaseException) -> UserCodeError:
     """One line: what ran, the user's exception, and the line of the user's code that it came from."""
     said = " ".join(str(error).split())
-    return UserCodeError(f"{what} raised {type(error).__name__}: {said} ({_place(error)})")
-
-
-def _place(error: BaseException) -> str:
-    """file:line of the innermost frame outside this project and installed packages."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{Path(error.filename).name}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if _is_users(f.filename)]
-    if not frames:
-        return "no line known"
-    frame = (own or frames)[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno}"
-
-
-def _is_users(filename: str) -> bool:
-    outside = ("site-packages", "importlib", "<frozen")
-    return not filename.startswith(str(Path(__file__).parent)) and not any(w in filename for w in outside)
+    return UserCodeError(f"{what} raised {type(error).__name__}: {said} ({place_of(error) or 'no line known'})")
 
 
 def _wrong(factory: str, fact: str, rule: str = CONTRACT) -> UserCodeError:
@@ -217,7 +200,7 @@ def _checked_batch(sample_batch: SampleBatch, factory: str) -> SampleBatch:
         try:
             made: Any = sample_batch(samples, generator)
         except (Exception, SystemExit) as error:
-            raise _user_error(f"model.factory {factory}: sample_batch({samples})", error) from error
+            raise _user_error(f"model.factory {factory}: sample_batch(samples={samples}, generator)", error) from error
         rule = f"it returns (inputs, targets), two tensors of {samples} rows"
         if not (isinstance(made, (tuple, list)) and len(made) == 2 and all(isinstance(t, Tensor) for t in made)):
             raise _wrong(factory, f"has a sample_batch that returned {_described(made)}", rule)
@@ -234,7 +217,7 @@ def _checked_loss(loss: Loss, factory: str) -> Loss:
 
     def checked(outputs: Tensor, targets: Tensor) -> Tensor:
         value: Any = loss(outputs, targets)
-        if not isinstance(value, Tensor) or value.numel() != 1:
+        if not isinstance(value, Tensor) or value.dim() != 0:
             shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
             rule = "it returns one number, the mean over the samples"
             raise _wrong(factory, f"has a loss that returned {_described(value)}{shape}", rule)

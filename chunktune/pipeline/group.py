@@ -27,7 +27,7 @@ from chunktune.device import Device
 # Long, since a deadline of our own ends a hung group much earlier and says why.
 GROUP_TIMEOUT = timedelta(hours=12)
 STORE_TIMEOUT = timedelta(minutes=5)
-_OUTCOME = "chunktune/outcome"
+_OUTCOME, _AT = "chunktune/outcome", "chunktune/at"
 EXIT_LOST = 7
 """A worker whose group cannot go on ends with this; the launcher starts the group again."""
 
@@ -157,11 +157,15 @@ class Group:
         with contextlib.suppress(Exception):
             self.store.set(self._note_key(self.place.attempt, self.place.rank), json.dumps(full))
 
+    def remember(self, chunks: int) -> None:
+        """Say in the store which M runs now: a group that dies without a word died of it."""
+        self.store.set(_AT, str(chunks))
+
     def note_of_previous(self) -> dict[str, Any] | None:
-        """The first failure of the group before this one, by time; None where it left no word."""
+        """The first failure of the group before this one, by time; without one, the M that ran when it ended."""
         keys = [self._note_key(self.place.attempt - 1, rank) for rank in range(self.place.ranks)]
         notes = [json.loads(self.store.get(key)) for key in keys if self.store.check([key])]
-        return min(notes, key=lambda note: note["time_ns"], default=None)
+        return min(notes, key=lambda note: note["time_ns"], default=running_of(self.store))
 
     def _note_key(self, attempt: int, rank: int) -> str:
         return f"chunktune/note/{attempt}/{rank}"
@@ -177,13 +181,16 @@ class Group:
         return str(self.store.get(name).decode())
 
     @contextlib.contextmanager
-    def deadline(self, seconds: float, note: dict[str, Any]) -> Iterator[None]:
+    def deadline(self, seconds: float, note: dict[str, Any], fatal: str | None = None) -> Iterator[None]:
         """End this process, with every thread's stack in the log, when the work inside takes longer.
 
         A hung pipeline frees its peers in no other way. The second, later alarm needs no interpreter lock.
+        `fatal`: what failed, where the sweep cannot go on without it.
         """
 
         def expire() -> None:
+            if fatal is not None:
+                self.tell("failed", type="UserCodeError", message=f"{fatal}: not done after {seconds:.0f} s")
             self.leave_note({"state": "timeout", "reason": f"not done after {seconds:.0f} s", **note})
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
             os._exit(EXIT_LOST)
@@ -197,6 +204,11 @@ class Group:
         finally:
             alarm.cancel()
             faulthandler.cancel_dump_traceback_later()
+
+
+def running_of(store: dist.Store) -> dict[str, Any] | None:
+    """The M that ran last, as the beginning of a note; None where none did."""
+    return {"chunks": int(store.get(_AT))} if store.check([_AT]) else None
 
 
 def outcome_of(store: dist.Store) -> dict[str, str]:

@@ -36,7 +36,7 @@ from chunktune import errors
 from chunktune.device import resolve_kind
 from chunktune.errors import EnvironmentFailedError, InterruptedSweepError, UsageError
 from chunktune.pipeline import worker
-from chunktune.pipeline.group import loopback_store, outcome_of, under_launcher
+from chunktune.pipeline.group import loopback_store, outcome_of, running_of, under_launcher
 from chunktune.pipeline.plan import make_plan
 from chunktune.pipeline.server import START_METHOD, start_server
 from chunktune.record import Event, Journal, Status, assemble, read_events, read_record, write_record
@@ -45,7 +45,9 @@ from chunktune.request import SweepRequest
 from chunktune.results import Record
 from chunktune.spec import Spec
 
-MAX_RESTARTS = 16
+SPARE_RESTARTS = 16
+"""Restarts of a group besides two for each value of M."""
+_CHATTY = ("torch.distributed.elastic", "torch.multiprocessing")
 _BACKEND = "chunktune-loopback"
 OnEvent = Callable[[Event], None]
 
@@ -60,8 +62,9 @@ def run(request: SweepRequest, on_event: OnEvent) -> Record | None:
         return worker.run(request, on_event)
     stages = visible_stages(request.spec)
     check_devices(request.spec, stages)
-    make_plan(request.spec, stages, request.spec_dir)
-    return _Launch(request, stages).run(on_event)
+    plan = make_plan(request.spec, stages, request.spec_dir)
+    plan.model.sample_batch(1, torch.Generator())  # a factory's mistake is told before any process starts
+    return _Launch(request, stages, len(plan.candidates.ladder)).run(on_event)
 
 
 def visible_stages(spec: Spec) -> int:
@@ -89,22 +92,21 @@ def check_devices(spec: Spec, stages: int) -> None:
 class _Launch:
     """The launches of one sweep on this machine: one to measure, one more for every confirmation."""
 
-    def __init__(self, request: SweepRequest, stages: int) -> None:
+    def __init__(self, request: SweepRequest, stages: int, rungs: int) -> None:
         spec = request.spec.model_copy(update={"pipeline": request.spec.pipeline.model_copy(update={"stages": stages})})
         self._request = replace(request, spec=spec)
         self._stages = stages
         self._output = Path(request.output_dir)
         self._journal = self._output / "journal.jsonl"
+        self._restarts = SPARE_RESTARTS + 2 * rungs
 
     def run(self, on_event: OnEvent) -> Record:
         self._prepare_output()
-        request_file = self._output / "request.json"
-        _or_unwritable(lambda: request_file.write_text(self._request.to_json()), request_file)
         start_server()
         with followed(self._journal, on_event), _quiet_agent():
             outcome: dict[str, str] = {"outcome": "fresh group needed"}
             while outcome.get("outcome") == "fresh group needed":
-                outcome = self._launch_once(request_file)
+                outcome = self._launch_once()
         return self._finish(outcome)
 
     def _prepare_output(self) -> None:
@@ -113,7 +115,7 @@ class _Launch:
             (self._output / name).unlink(missing_ok=True)
         shutil.rmtree(self._output / "logs", ignore_errors=True)
 
-    def _launch_once(self, request_file: Path) -> dict[str, str]:
+    def _launch_once(self) -> dict[str, str]:
         handler = _LoopbackRendezvous()
         config = LaunchConfig(
             min_nodes=1,
@@ -121,26 +123,37 @@ class _Launch:
             nproc_per_node=self._stages,
             run_id="chunktune",
             rdzv_backend=_BACKEND,
-            max_restarts=MAX_RESTARTS,
+            max_restarts=self._restarts,
             monitor_interval=0.1,
             start_method=START_METHOD,
             local_addr="127.0.0.1",
             logs_specs=DefaultLogsSpecs(log_dir=str(self._output / "logs"), redirects=Std.ALL),
         )
-        with _registered(handler), _environment(_worker_environment()):
+        with _registered(handler), _environment(_worker_environment()), _Warden(self._journal, handler) as warden:
             try:
-                elastic_launch(config, worker.main)(str(request_file))
+                elastic_launch(config, worker.main)(self._request.to_json())
             except ChildFailedError as error:
                 return outcome_of(handler.store) or self._group_failed(error)
             except (SignalException, KeyboardInterrupt) as error:
-                self._interrupted(error)
+                if not warden.alarmed:
+                    self._interrupted(error)
+                self._account_for_silence(handler)
+                return {"outcome": "fresh group needed"}
         return outcome_of(handler.store)
+
+    def _account_for_silence(self, handler: _LoopbackRendezvous) -> None:
+        """A worker left without a word and with exit status 0: torch's agent would wait for it for ever."""
+        note = {**(running_of(handler.store) or {}), "reason": "a worker ended by itself, with exit status 0"}
+        lost = lost_event(read_events(self._journal), note)
+        if lost is not None:
+            with Journal(self._journal) as journal:
+                journal.append(lost)
 
     def _group_failed(self, error: ChildFailedError) -> dict[str, str]:
         rank, failure = error.get_first_failure()
         self._keep_partial("failed")
         last_words = str(failure.message).splitlines()[0]
-        message = f"the worker group died {MAX_RESTARTS + 1} times, last rank {rank} ({last_words})"
+        message = f"the worker group died {self._restarts + 1} times, last rank {rank} ({last_words})"
         return {"outcome": "failed", "type": "EnvironmentFailedError", "message": message}
 
     def _interrupted(self, error: BaseException) -> None:
@@ -218,6 +231,42 @@ class _LoopbackRendezvous(RendezvousHandler):
         return True
 
 
+class _Warden:
+    """Watches for a worker that is gone while the sweep goes on, and ends the launch: the agent does not notice.
+
+    torch's agent waits for the result of every worker; one that left with exit status 0 never brings it.
+    """
+
+    _GRACE_S, _RESTART_S = 15.0, 90.0  # one gone of several; all gone, as when the agent starts them again
+
+    def __init__(self, journal: Path, handler: _LoopbackRendezvous) -> None:
+        self.alarmed = False
+        self._journal = journal
+        self._handler = handler
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> _Warden:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        pids: list[int] = []
+        with followed(self._journal, lambda event: pids.__setitem__(slice(None), event.get("pids", pids))):
+            missing_s = 0.0
+            while not self._stop.wait(1.0):
+                alive = sum(Path("/proc", str(pid)).exists() for pid in pids)
+                missing_s = missing_s + 1.0 if alive < len(pids) and not outcome_of(self._handler.store) else 0.0
+                if missing_s > (self._GRACE_S if alive else self._RESTART_S):
+                    self.alarmed = True
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
+
+
 @contextlib.contextmanager
 def _registered(handler: _LoopbackRendezvous) -> Iterator[None]:
     """Let torch's launcher find the handler by name; its registry keeps the first maker of a name."""
@@ -256,13 +305,15 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet_agent() -> Iterator[None]:
     """The agent logs a traceback for every restart; the journal says the same in one line."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
+    names = [name for name in logging.root.manager.loggerDict if name.startswith(_CHATTY)]
+    before = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 @contextlib.contextmanager

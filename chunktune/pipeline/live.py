@@ -121,6 +121,7 @@ class LivePipeline:
 
     def _call(self, command: Command) -> list[RankTrial] | list[RankReport] | list[Timed]:
         self.measured = True
+        self.measurer.group.remember(command.chunks)
         return obey(self.measurer, self.send(command))
 
 

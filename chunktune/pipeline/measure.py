@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from chunktune.errors import UserCodeError
 from chunktune.pipeline.group import Group
-from chunktune.pipeline.rehearsal import RankReport, counted_report, failure_report, rehearse
+from chunktune.pipeline.rehearsal import SLACK_BYTES, USER_ERRORS, RankReport, counted_report, failure_report, rehearse
 from chunktune.pipeline.runtime import Operation
 from chunktune.pipeline.work import Budget, RankWork, Trainer, TrainingStep
 
@@ -117,7 +118,7 @@ class Measurer:
                 self._step.run()
                 device.synchronise()
                 warm_step_s = time.perf_counter() - start
-            except Exception as error:
+            except USER_ERRORS as error:
                 report = failure_report(self.work.rank, error, watch, budget.budget_bytes, "pipeline")
                 raise PipelineLostError(report, chunks) from error
             report = counted_report(self.work.rank, watch, budget.budget_bytes, "pipeline")
@@ -139,7 +140,7 @@ class Measurer:
         try:
             self._step.run()
             self.work.device.synchronise()
-        except Exception as error:
+        except USER_ERRORS as error:
             budget = self.work.budget().budget_bytes
             report = failure_report(self.work.rank, error, None, budget, "pipeline")
             raise PipelineLostError(report, self._step.chunks) from error
@@ -177,16 +178,31 @@ class Measurer:
         self.work.device.release()
 
     def layer_seconds(self, micro_batch: int, repeats: int = 3) -> list[float]:
-        """Forward and backward seconds of every layer at b samples; each rank measures every K-th layer."""
-        group, work = self.group, self.work
-        mine = {}
-        layers = work.layer_count()
-        for layer in range(group.place.rank, layers, group.place.ranks):
-            mine[layer] = work.layer_seconds(layer, micro_batch, repeats)
+        """Forward and backward seconds of every layer at b samples; each rank measures every K-th layer.
+
+        Raises UserCodeError, on every rank, where a layer raises or does not fit.
+        """
         merged: dict[int, float] = {}
-        for share in group.gather(mine):
+        for share in self.group.gather(self._own_layer_seconds(micro_batch, repeats)):
+            if isinstance(share, RankReport):
+                raise UserCodeError(
+                    f'pipeline.partition = "time": {share.reason}, while layers were timed at b = {micro_batch}; '
+                    'use partition = "parameters"'
+                )
             merged |= share
-        return [merged[layer] for layer in range(layers)]
+        return [merged[layer] for layer in range(self.work.layer_count())]
+
+    def _own_layer_seconds(self, micro_batch: int, repeats: int) -> dict[int, float] | RankReport:
+        place, work = self.group.place, self.work
+        budget = work.budget().budget_bytes
+        own = range(place.rank, work.layer_count(), place.ranks)
+        try:
+            with work.device.enforce(budget, SLACK_BYTES):
+                return {layer: work.layer_seconds(layer, micro_batch, repeats) for layer in own}
+        except USER_ERRORS as error:
+            report = failure_report(place.rank, error, None, budget, "rehearsal")
+            error.__traceback__ = None
+            return report
 
 
 class PipelineLostError(Exception):

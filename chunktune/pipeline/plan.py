@@ -44,9 +44,9 @@ def make_plan(spec: Spec, stages: int, spec_dir: str) -> Plan:
     refused = schedules.virtual_stages_refusal(name, virtual)
     if refused:
         raise UsageError(f"pipeline.virtual_stages: {refused}")
-    candidates = enumerate_candidates(spec, stages)
     model = build_model(spec.model)
     partition.check_parts(len(model.layers), stages, virtual)
+    candidates = enumerate_candidates(spec, stages)
     choice = spec.pipeline.partition
     timed = choice == "time"
     counts = counts_for("uniform" if timed else choice, model, stages * virtual)

@@ -10,11 +10,20 @@ import traceback
 from dataclasses import dataclass
 from typing import Literal
 
+from chunktune.blame import place_of
 from chunktune.device import MIB, MemoryWatch, asked_bytes, chain, is_out_of_memory
+from chunktune.errors import ChunktuneError
 from chunktune.pipeline.work import RankWork, Trainer, TrainingStep
 from chunktune.results import Shortage
 from chunktune.units import format_bytes
 
+USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
+"""What a user's layer may raise; a worker ignores a real Ctrl-C, which the launcher answers."""
+_DATA_DEPENDENT = ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException")
+_FAKE_RULE = (
+    "the shapes between the stages are read by running the layers on tensors without values: "
+    "a layer must not call .item(), branch on what a tensor holds, or cache tensors outside the module"
+)
 SLACK_BYTES = 8 * MIB
 """What a CPU rank may use besides tensors before its allocator refuses; the counted peak is exact all the same."""
 
@@ -52,7 +61,7 @@ def rehearse(work: RankWork, chunks: int, micro_batch: int) -> RankReport:
             step.run()
             work.device.synchronise()
         report = counted_report(work.rank, watch, budget.budget_bytes, "rehearsal")
-    except Exception as error:
+    except USER_ERRORS as error:
         report = failure_report(work.rank, error, watch, budget.budget_bytes, "rehearsal")
         # The traceback keeps every activation alive.
         error.__traceback__ = None
@@ -104,10 +113,17 @@ def failure_report(
 
 
 def root_cause(error: BaseException) -> str:
-    """Type and first line of the exception that started it; torch wraps the user's in its own."""
+    """Type, first line and place of the exception that started it; torch wraps the user's in its own."""
     first = list(chain(error))[-1] if error.__cause__ is None else _deepest_cause(error)
     lines = str(first).strip().splitlines()
-    return f"{type(first).__name__}: {lines[0][:200] if lines else '(no message)'}"
+    said = lines[0][:200] if lines else "(no message)"
+    if isinstance(first, ChunktuneError):
+        return said
+    place = place_of(first)
+    where = f" ({place})" if place else ""
+    faked = type(first).__name__ in _DATA_DEPENDENT or "FakeTensor" in said
+    rule = f"; {_FAKE_RULE}" if faked else ""
+    return f"{type(first).__name__}: {said}{where}{rule}"
 
 
 def _deepest_cause(error: BaseException) -> BaseException:

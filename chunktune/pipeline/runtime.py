@@ -102,19 +102,19 @@ class BoundaryReader:
     """
 
     def __init__(self, build_parts: Callable[[], Sequence[nn.Module]], device: torch.device) -> None:
-        self._mode = FakeTensorMode()
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._device = device
         with self._mode, torch.device(device):
             self._parts = list(build_parts())
 
-    def read(self, sample: torch.Tensor) -> tuple[Boundary, ...]:
-        """Boundary of every part for a micro-batch shaped like `sample`.
+    def read(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[Boundary, ...]:
+        """Boundary of every part for a micro-batch of this shape, (b, ...), and type.
 
         Raises TypeError when a part returns anything but one tensor.
         """
         found = []
         with self._mode, torch.no_grad():
-            value = torch.empty(sample.shape, dtype=sample.dtype, device=self._device)
+            value = torch.empty(tuple(shape), dtype=dtype, device=self._device)
             for index, part in enumerate(self._parts):
                 result = part(value)
                 if not isinstance(result, torch.Tensor):
@@ -171,11 +171,26 @@ class TimedStage(PipelineStage):
     """torch's stage; each forward and backward is entered in a log. Waiting for a peer lies outside of both."""
 
     operations: OperationLog
+    boundary: Boundary
+    _output_checked = False
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         """Forward of one chunk, timed."""
         run = super().forward_one_chunk
-        return self.operations.timed("forward", self.stage_index, lambda: run(*args, **kwargs))
+        output = self.operations.timed("forward", self.stage_index, lambda: run(*args, **kwargs))
+        if not self._output_checked:
+            self._check_output(output)
+        return output
+
+    def _check_output(self, output: torch.Tensor) -> None:
+        """Once: a tensor unlike the receiver's buffer would end the peer's process, or be read as stale rows."""
+        self._output_checked = True
+        expected = self.boundary.outputs
+        if (output.shape, output.dtype) != (expected.shape, expected.dtype):
+            raise TypeError(
+                f"part {self.stage_index} returned {tuple(output.shape)} {output.dtype} where it returned "
+                f"{tuple(expected.shape)} {expected.dtype} on tensors without values"
+            )
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
@@ -317,6 +332,7 @@ class PipelineStep:
             output_args=boundary.outputs,
         )
         stage.operations = self.operations
+        stage.boundary = boundary
         return stage
 
     def _chunk_loss(self, plan: StepPlan) -> Callable[..., torch.Tensor]:

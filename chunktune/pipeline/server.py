@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
+import signal
+import sys
 from multiprocessing import forkserver
 
 START_METHOD = "forkserver"
@@ -16,3 +20,11 @@ def start_server() -> None:
     """
     multiprocessing.set_forkserver_preload(PRELOADED)
     forkserver.ensure_running()
+
+
+def stop_server() -> None:
+    """End the server now, also while it still imports: it would hold our stdout and stderr open until it is done."""
+    pid = getattr(getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None), "_forkserver_pid", None)
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -110,7 +110,7 @@ class RankWork:
     def boundaries(self, micro_batch: int) -> tuple[Boundary, ...]:
         """The tensors between the parts at a micro-batch of b samples."""
         if micro_batch not in self._boundaries:
-            self._boundaries[micro_batch] = self._reader_of_parts().read(self._sample(micro_batch)[0])
+            self._boundaries[micro_batch] = self._reader_of_parts().read(*self._input(micro_batch))
         return self._boundaries[micro_batch]
 
     def _reader_of_parts(self) -> BoundaryReader:
@@ -120,6 +120,11 @@ class RankWork:
                 lambda: [self._part(index, recompute=False) for index in parts], self.device.torch_device
             )
         return self._reader
+
+    def _input(self, micro_batch: int) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and type of what enters the first part, from a single sample."""
+        row = self._sample(1)[0]
+        return (micro_batch, *row.shape[1:]), row.dtype
 
     def _sample(self, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(self.spec.training.seed)
@@ -169,7 +174,7 @@ class RankWork:
                 lambda: [Part([self.build_layer(i)], recompute=False, autocast=self._autocast) for i in layers],
                 self.device.torch_device,
             )
-            self._of_layers[micro_batch] = reader.read(self._sample(micro_batch)[0])
+            self._of_layers[micro_batch] = reader.read(*self._input(micro_batch))
         return self._of_layers[micro_batch]
 
     def step_plan(self, modules: dict[int, nn.Module], chunks: int, micro_batch: int) -> StepPlan:

@@ -29,7 +29,7 @@ from chunktune.device import Device, is_peer_failure, open_device
 from chunktune.errors import ChunktuneError, UsageError
 from chunktune.pipeline.group import EXIT_LOST, Group, Place, outcome_of
 from chunktune.pipeline.leader import Leader, OnEvent
-from chunktune.pipeline.live import Command, obey
+from chunktune.pipeline.live import FIRST_DEADLINE_S, Command, obey
 from chunktune.pipeline.measure import Effort, Measurer, PipelineLostError
 from chunktune.pipeline.plan import Plan, counts_for, make_plan
 from chunktune.pipeline.runtime import quiet_logs
@@ -41,10 +41,11 @@ from chunktune.spec import Spec
 QUICK_EFFORT = Effort(trial_steps=2, trial_s=0.15, block_steps=1, block_s=0.1)
 
 
-def main(request_file: str) -> None:
-    """Entry of a worker that chunktune's own launcher started."""
+def main(request: str) -> None:
+    """Entry of a worker that chunktune's own launcher started; `request` is a SweepRequest as JSON."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the launcher answers it
     _die_with_launcher()
-    run(SweepRequest.from_json(Path(request_file).read_text()), on_event=None)
+    run(SweepRequest.from_json(request), on_event=None)
 
 
 def run(request: SweepRequest, on_event: OnEvent | None) -> Record | None:
@@ -96,8 +97,8 @@ def _session(
     request: SweepRequest, plan: Plan, group: Group, device: Device, on_event: OnEvent | None
 ) -> tuple[Record | None, bool]:
     """One life of a process group: (record on rank 0, whether a fresh group is wanted)."""
+    leader = Leader(request, group, plan, on_event) if group.place.rank == 0 else None
     try:
-        leader = Leader(request, group, plan, on_event) if group.place.rank == 0 else None
         refusal = leader.open_journal() if leader else None
         if group.broadcast(refusal is not None):
             if leader is not None and refusal is not None:
@@ -112,8 +113,10 @@ def _session(
         return leader.lead(measurer, counts, facts)
     except PipelineLostError as lost:
         _end_lost(group, lost)
-    except ChunktuneError:
-        raise
+    except ChunktuneError as error:  # found by every rank alike
+        if leader is not None:
+            leader.give_up(error)
+        return None, False
     except Exception as error:
         _end_broken(group, error)
 
@@ -139,7 +142,9 @@ def _agreed_counts(plan: Plan, group: Group, device: Device, leader: Leader | No
     work = RankWork(plan.spec, plan.model, uniform, rank=place.rank, ranks=place.ranks, device=device)
     legal = plan.candidates.legal
     micro_batch, _ = plan.candidates.batch_of(legal[len(legal) // 2])
-    layer_s = group.broadcast(Measurer(work, group, Effort()).layer_seconds(micro_batch))
+    timeout = plan.spec.sweep.trial_timeout
+    with group.deadline(FIRST_DEADLINE_S if timeout == "auto" else float(timeout), {}, "timing the layers"):
+        layer_s = group.broadcast(Measurer(work, group, Effort()).layer_seconds(micro_batch))
     return counts_for("time", plan.model, plan.parts, layer_s)
 
 

@@ -93,7 +93,7 @@ _ABOVE: Mapping[str, Callable[[Record, Verdict], str]] = {
 
 
 def _below(record: Record, verdict: Verdict) -> str:
-    return f"no larger M is faster{_larger(verdict)}, and {floor_reason(record, verdict)}"
+    return f"no larger M was shown to be faster{_larger(verdict)}, and {floor_reason(record, verdict)}"
 
 
 def floor_reason(record: Record, verdict: Verdict) -> str:

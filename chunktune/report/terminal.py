@@ -199,6 +199,9 @@ def _infeasible_rows(record: Record) -> list[tuple[str, str]]:
     return rows
 
 
+_ENDED = {"interrupted": "was interrupted", "failed": "failed", "complete": "ended"}
+
+
 def _notes(record: Record) -> list[str]:
     notes = []
     if record.mode != "measured":
@@ -206,7 +209,7 @@ def _notes(record: Record) -> list[str]:
     if record.quick:
         notes.append("a quick run: few samples, no baseline for later checks")
     if record.status != "complete":
-        notes.append(f"the sweep was {record.status} after {format_seconds(record.elapsed_s)}; this is what it had")
+        notes.append(f"the sweep {_ENDED[record.status]} after {format_seconds(record.elapsed_s)}; this is what it had")
     if record.group_restarts:
         times = "once" if record.group_restarts == 1 else f"{record.group_restarts} times"
         notes.append(f"the worker group was lost {times} and started again")

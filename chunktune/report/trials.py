@@ -16,7 +16,7 @@ from chunktune.results import Bubble, Record, Trial
 from chunktune.units import format_seconds, format_share
 
 # What a narrow terminal does without, the dearest last; M, state and samples/s always stay.
-_DISPENSABLE = ("loss", "N", "tokens/s", "ideal", "slowest stage", "b", "bubble", "peak of budget", "step")
+_DISPENSABLE = ("loss", "N", "tokens/s", "ideal", "slowest stage", "b", "of best", "bubble", "peak of budget", "step")
 
 
 def trial_cells(record: Record) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -25,7 +25,7 @@ def trial_cells(record: Record) -> tuple[tuple[str, ...], list[tuple[str, ...]]]
     A rate of tokens has a column where the model has a sequence.
     """
     tokens = tokens_per_sample(record)
-    rows = [_cells(trial, tokens, chosen=is_chosen(record, trial)) for trial in record.trials]
+    rows = [_cells(trial, tokens, record) for trial in record.trials]
     headings = tuple(rows[0]) if rows else ()
     return headings, [tuple(row.values()) for row in rows]
 
@@ -46,14 +46,15 @@ def trial_table(record: Record, width: int | None = None, *, reasons: bool = Tru
     return "\n".join([*lines, *(line for text in failed for line in wrap(text, width))])
 
 
-def _cells(trial: Trial, tokens: int | None, *, chosen: bool) -> dict[str, str]:
+def _cells(trial: Trial, tokens: int | None, record: Record) -> dict[str, str]:
     rate = trial.throughput_samples_per_s
     bubble = trial.bubble or Bubble(measured=None, ideal=None)
     cells = {
         "M": str(trial.chunks),
         "b": str(trial.micro_batch),
         "N": str(trial.mini_batch),
-        "state": f"{trial.state}, chosen" if chosen else trial.state,
+        "state": f"{trial.state}, chosen" if is_chosen(record, trial) else trial.state,
+        "of best": _of_best(trial, record),
         "step": step_cell(trial),
         "samples/s": _or_dash(rate, format_rate),
     }
@@ -67,6 +68,17 @@ def _cells(trial: Trial, tokens: int | None, *, chosen: bool) -> dict[str, str]:
         "loss": _or_dash(trial.loss, "{:.6g}".format),
     }
     return cells
+
+
+def _of_best(trial: Trial, record: Record) -> str:
+    """Throughput as a share of the best, from the paired rounds: what the choice goes by."""
+    if not trial.fits or not record.comparisons:
+        return "-"
+    against = [comparison for comparison in record.comparisons if comparison.chunks == trial.chunks]
+    if not against:
+        return "best"
+    low, high = against[0].interval or (against[0].ratio, against[0].ratio)
+    return f"{100 * against[0].ratio:.1f} [{100 * low:.1f}, {100 * high:.1f}]%"
 
 
 def step_cell(trial: Trial) -> str:

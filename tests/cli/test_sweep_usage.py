@@ -51,6 +51,8 @@ class FakeLaunch:
 
     def run(self, request: SweepRequest, on_event: Callable[[dict[str, Any]], None]) -> Record | None:
         self.requests.append(request)
+        if request.output_dir:
+            Path(request.output_dir, "logs").mkdir(parents=True, exist_ok=True)
         for event in self.events:
             on_event(event)
         if isinstance(self.answer, BaseException):

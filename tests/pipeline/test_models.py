@@ -415,7 +415,7 @@ def test_arguments_reach_the_factory_and_unknown_ones_are_the_users_error(users:
         ("layer_raises", ["layer 0 raised TypeError", "users_model.py"]),
         ("layer_is_none", ["a layer 0 that built None", "nn.Module"]),
         ("layer_is_shared", ["a layer 0 that built the same module twice"]),
-        ("batch_raises", ["sample_batch(4) raised ZeroDivisionError", "users_model.py"]),
+        ("batch_raises", ["sample_batch(samples=4, generator) raised ZeroDivisionError", "users_model.py"]),
         ("batch_is_one", ["two tensors of 4 rows"]),
         ("batch_is_short", ["returned 1 and 1 rows", "two tensors of 4 rows"]),
         ("loss_is_a_vector", ["of shape (4,)", "one number"]),

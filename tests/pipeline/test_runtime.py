@@ -108,11 +108,11 @@ def test_boundaries_have_the_type_that_a_part_returns() -> None:
         ]
 
     ids = torch.zeros(3, 5, dtype=torch.long)
-    plain = BoundaryReader(lambda: parts(None), torch.device("cpu")).read(ids)
+    plain = BoundaryReader(lambda: parts(None), torch.device("cpu")).read(ids.shape, ids.dtype)
     assert (plain[0].inputs.dtype, plain[0].inputs.requires_grad) == (torch.long, False)
     assert (plain[1].inputs.shape, plain[1].inputs.dtype) == ((3, 5, 8), torch.float32)
     assert plain[1].inputs.requires_grad and plain[1].outputs.device.type == "meta"
-    cast = BoundaryReader(lambda: parts(torch.bfloat16), torch.device("cpu")).read(ids)
+    cast = BoundaryReader(lambda: parts(torch.bfloat16), torch.device("cpu")).read(ids.shape, ids.dtype)
     assert cast[0].outputs.dtype == torch.float32, "an embedding is not autocast"
     assert cast[1].outputs.dtype == torch.bfloat16, "a linear layer is"
 
@@ -124,7 +124,7 @@ def test_a_part_that_returns_no_tensor_is_named() -> None:
 
     reader = BoundaryReader(lambda: [nn.Identity(), Pair()], torch.device("cpu"))
     with pytest.raises(TypeError, match=r"part 1 returned tuple; a part returns one tensor"):
-        reader.read(torch.zeros(2, 2))
+        reader.read((2, 2), torch.float32)
 
 
 def test_operations_are_logged_in_order_with_their_parts() -> None:

@@ -30,11 +30,11 @@ def test_the_table_has_torchs_seven_and_their_defaults() -> None:
 @pytest.mark.parametrize(
     ("name", "stages", "chunks", "parts"),
     [
-        ("1f1b", 4, 3, ["M = 3", "1f1b", "at least K = 4", "nearest legal M: 4"]),
+        ("1f1b", 4, 3, ["1f1b", "at least K = 4", "nearest legal M: 4"]),
         ("dualpipe-v", 4, 7, ["at least 2 K = 8", "nearest legal M: 8"]),
         ("interleaved-1f1b", 4, 9, ["max(1, M // K) = 2 rounds", "nearest legal M: 8 or 10"]),
         ("interleaved-zero-bubble", 3, 16, ["5 rounds", "nearest legal M: 15 or 18"]),
-        ("gpipe", 2, 0, ["M = 0", "at least 1", "nearest legal M: 1"]),
+        ("gpipe", 2, 0, ["at least 1", "nearest legal M: 1"]),
     ],
 )
 def test_a_refusal_says_the_rule_and_the_nearest_legal_m(name: str, stages: int, chunks: int, parts: list[str]) -> None:

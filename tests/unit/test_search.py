@@ -95,14 +95,23 @@ def test_out_of_memory_above_what_fits_ends_the_climb() -> None:
     assert runner.tried == [1, 2, 4, 8]
 
 
-@pytest.mark.parametrize("mode", [fixed_n, fixed_b])
-def test_same_error_twice_before_anything_fits_aborts(mode) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(("mode", "tried"), [(fixed_n, [1, 2, 64]), (fixed_b, [1, 2])])
+def test_same_error_twice_before_anything_fits_aborts(mode, tried: list[int]) -> None:  # type: ignore[no-untyped-def]
+    """With N fixed the largest M, which has the smallest chunk, is asked before the sweep is given up."""
     runner = FakeRunner(
         mode(DIVISORS_64), peak_at(8), states=lambda m: "error", reasons=dict.fromkeys(DIVISORS_64, "no such key")
     )
     found = search(runner.candidates, runner, Rules(patience=9))
-    assert runner.tried == [1, 2]
+    assert runner.tried == tried
     assert found.aborted is not None and "no such key" in found.aborted
+
+
+def test_an_error_of_large_chunks_alone_does_not_abort() -> None:
+    fails = {1: "error", 2: "error"}
+    runner = FakeRunner(fixed_n(DIVISORS_64), peak_at(8), states=fails, reasons=dict.fromkeys((1, 2), "too large"))
+    found = search(runner.candidates, runner, Rules())
+    assert found.aborted is None
+    assert runner.confirmed == [8]
 
 
 def test_different_errors_do_not_abort() -> None:

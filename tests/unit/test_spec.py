@@ -371,7 +371,7 @@ BAD_VALUES: list[tuple[str, str, str]] = [
     ("pipeline.stages", "true", "1"),
     ("pipeline.stages", "2.0", "2"),
     ("pipeline.stages", '"2"', "2"),
-    ("pipeline.stages", "4294967296", "2147483647"),
+    ("pipeline.stages", "4294967296", "4096"),
     ("pipeline.stages", "{a = 1}", "1"),
     ("pipeline.stages", "[2]", "1"),
     ("pipeline.schedule", "1F1B", "1f1b"),
