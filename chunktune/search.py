@@ -164,7 +164,7 @@ class _Search:
         if comparison is None:  # the first that fits
             self.misses = 0
             return None
-        gain = self._gain_left(comparison)
+        gain = self._gain_left(self._sharpened(comparison))
         if gain is not None and gain < self.rules.tolerance:
             self.plateau_gain = gain
             return f"from M = {chunks} on the next doubling can gain {100 * gain:.2g} % at most"
@@ -204,6 +204,19 @@ class _Search:
             return None
         allowed = f"sweep.patience = {self.rules.patience} lets the climb go on past {self.rules.patience}"
         return f"{self.misses} values of M in a row were no improvement, and {allowed}"
+
+    def _sharpened(self, comparison: Comparison) -> Comparison:
+        """The same pair in more rounds, while only the width of its interval hides a plateau."""
+        chunks, against = comparison.chunks, comparison.against
+        while (gain := self._gain_left(comparison)) is not None and gain >= self.rules.tolerance:
+            left = self.rules.max_rounds - shared_rounds(self.rounds, chunks, against)
+            likely = next_doubling_gain(chunks, against, comparison.ratio) < self.rules.tolerance
+            if not likely or left <= 0 or not self._measure((chunks, against), min(left, self.rules.min_rounds)):
+                break
+            if not (self.trials[chunks].fits and self.trials[against].fits):
+                break
+            comparison = self._compare(chunks, against) or comparison
+        return comparison
 
     def _gain_left(self, comparison: Comparison) -> float | None:
         """What the next doubling gains at most, where that question is asked (b fixed, no fall)."""

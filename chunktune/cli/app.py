@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import MutableMapping, Sequence
 from typing import Annotated
@@ -26,6 +27,7 @@ from chunktune.units import shorten
 
 INTERNAL_ERROR = 1
 USAGE_ERROR = 2
+_RANK_0_SPEAKS_S = 5.0
 
 # The base of everything that typer raises about a command line; it has no public name of its own.
 _TyperUsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -75,7 +77,9 @@ def report(error: BaseException, *, debug: bool) -> int:
         traceback.print_exception(error, file=sys.stderr)
     message, code = _explain(error)
     if isinstance(error, (UsageError, UserCodeError)) and not leads(os.environ):
-        return code  # every rank of the user's torchrun found the same: one says it
+        # Every rank of the user's torchrun found the same; rank 0 says it, unless the agent ends it before.
+        time.sleep(_RANK_0_SPEAKS_S)
+        return code
     print(_printable(message), file=sys.stderr)
     return code
 
