@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from chunktune import schedules
+from chunktune import partition, schedules
 from chunktune.device import Device
 from chunktune.models.base import ModelDefinition
 from chunktune.pipeline.runtime import Boundary, BoundaryReader, PipelineStep, StepPlan
@@ -74,7 +74,7 @@ class RankWork:
         self.device = device
         self.parts = len(counts)
         self._model = model
-        self._slices = _slices(counts)
+        self._slices = partition.layers_of_parts(counts)
         self._schedule = schedules.SCHEDULES[spec.pipeline.schedule]
         self.own_parts = schedules.parts_of_rank(spec.pipeline.schedule, ranks, self.parts // ranks, rank)
         self._autocast = torch.bfloat16 if spec.training.precision == "bfloat16" else None
@@ -251,8 +251,3 @@ def _random(boundary: Boundary) -> torch.Tensor:
     if not like.is_floating_point():
         return torch.zeros(like.shape, dtype=like.dtype)
     return torch.randn(like.shape, dtype=like.dtype).requires_grad_(True)
-
-
-def _slices(counts: Sequence[int]) -> list[range]:
-    starts = [sum(counts[:index]) for index in range(len(counts))]
-    return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
