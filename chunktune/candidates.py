@@ -112,6 +112,16 @@ def enumerate_candidates(spec: Spec, stages: int) -> Candidates:
     raise UsageError("batch gives neither mini_batch nor micro_batch; exactly one must be given")
 
 
+def described(candidates: Candidates) -> tuple[Candidate, ...]:
+    """The values of M for a record, ascending, the refused ones among them; with b fixed the rungs of the ladder."""
+    legal = [
+        Candidate(chunks=chunks, micro_batch=b, mini_batch=n, legal=True)
+        for chunks in (candidates.legal if candidates.mode == "mini_batch" else candidates.ladder)
+        for b, n in [candidates.batch_of(chunks)]
+    ]
+    return tuple(sorted([*legal, *candidates.refused], key=lambda one: one.chunks))
+
+
 def divisors(number: int) -> tuple[int, ...]:
     """All divisors of a positive whole number, ascending."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chunktune.fields import PARTITIONS
+from chunktune.datasheets import DATASHEETS, FIGURES, missing_figures
+from chunktune.fields import PARTITIONS, closest
 from chunktune.units import shown
 
 Keys = tuple[str, ...]
@@ -37,6 +38,8 @@ def across(values: Values) -> Iterator[Problem]:
     yield from _check_heads(values)
     yield from _check_slowdown(values)
     yield from _check_partition(values)
+    yield from _check_costs(values)
+    yield from _check_hardware(values)
 
 
 def layers_of(values: Values) -> int | None:
@@ -89,6 +92,34 @@ def _check_partition(values: Values) -> Iterator[Problem]:
     if parts and len(counts) != parts:
         rule = f"must have one count for each of the {parts} parts (stages x virtual_stages)"
         yield Problem(keys, f"{shown(counts)} has {len(counts)} counts", rule)
+
+
+def _check_costs(values: Values) -> Iterator[Problem]:
+    """Lists fix the number of parts; what a part costs is given, so there is nothing to cut."""
+    if values.get(("model", "family")) != "costs":
+        return
+    partition = values.get(("pipeline", "partition"), "parameters")
+    if partition != "parameters":
+        rule = 'must stay at its default "parameters": the family costs has one cost a part and no layers to cut'
+        yield Problem(("pipeline", "partition"), f"is {shown(partition)}", rule, "parameters")
+    parts = _parts(values)
+    lists = {keys: len(value) for keys, value in values.items() if keys[0] == "model" and isinstance(value, list)}
+    wanted = parts if parts else max(lists.values(), default=0)
+    of = "parts (stages x virtual_stages)" if parts else "parts that the longest list has"
+    for keys, length in lists.items():
+        if length != wanted:
+            rule = f"must have one value for each of the {wanted} {of}, or be one value for all"
+            yield Problem(keys, f"has {length} values", rule)
+
+
+def _check_hardware(values: Values) -> Iterator[Problem]:
+    settings = {keys[1]: value for keys, value in values.items() if keys[0] == "hardware" and len(keys) == 2}
+    missing, name = missing_figures(settings), settings.get("name")
+    if not missing or not isinstance(name, str):
+        return
+    needed = ", ".join(FIGURES)
+    rule = f"must be one of {', '.join(DATASHEETS)}, or a new name with all of {needed} ({', '.join(missing)} missing)"
+    yield Problem(("hardware", "name"), f"is {shown(name)}", rule, closest(name, DATASHEETS))
 
 
 def _parts(values: Values) -> int | None:

@@ -22,6 +22,7 @@ MAX_COUNT = 2**31 - 1
 MAX_PARTS = 4096
 """Layers, stages: more is a slip of the pen, and would take minutes before anything says so."""
 MAX_SEED = 2**63 - 1
+MAX_NAME = 60
 MAX_DEPTH = 32
 
 _RANGE = re.compile(r"([0-9]{1,10}):([0-9]{1,10})")
@@ -68,6 +69,47 @@ def number(minimum: float) -> Callable[[object], float]:
         if not usable or value < minimum:  # type: ignore[operator]
             raise fault(f"is {shown(value)}", rule, f"{minimum:g}")
         return float(value)  # type: ignore[arg-type]
+
+    return read
+
+
+def read_rate(value: object) -> float:
+    """A finite number above 0: what something is divided by."""
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1e300
+    if not usable:
+        raise fault(f"is {shown(value)}", "must be a finite number above 0, without a unit, such as 989e12")
+    return float(value)  # type: ignore[arg-type]
+
+
+def read_efficiency(value: object) -> float:
+    """A share above 0; all of it, 1, is one too."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == 1:
+        return 1.0
+    rule = "must be a share above 0 and up to 1, such as 0.5 or 50%"
+    try:
+        share = 1.0 if value == "100%" else parse_share(value)
+    except UnitError as error:
+        raise fault(error.fact, rule, error.nearest) from None
+    if share == 0:
+        raise fault(f"is {shown(value)}", rule, "1")
+    return share
+
+
+def read_name(value: object) -> str:
+    """A short printable text."""
+    if isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable() and value == value.strip():
+        return value
+    raise fault(f"is {shown(value)}", f"must be a name of at most {MAX_NAME} printable characters")
+
+
+def one_or_several(read_item: Callable[[object], Any], rule: str) -> Callable[[object], Any]:
+    """A reader of one value, or of a list of one or more."""
+    read_list = several(read_item, rule)
+
+    def read(value: object) -> Any:
+        if isinstance(value, (list, tuple)) and not value:
+            raise fault("is an empty list", rule)
+        return read_list(value) if isinstance(value, (list, tuple)) else read_item(value)
 
     return read
 
@@ -234,6 +276,21 @@ Number = Annotated[float, BeforeValidator(number(0))]
 Numbers = Annotated[
     tuple[float, ...], BeforeValidator(several(number(0), "must be a list of numbers, one a layer, or empty"))
 ]
+A_PART = "must be one value for all parts, or a list with one a part"
+PartSeconds = Annotated[float | tuple[float, ...], BeforeValidator(one_or_several(number(0), A_PART))]
+PartSecondsOrAbsent = Annotated[
+    float | tuple[float, ...] | None, BeforeValidator(optional(one_or_several(number(0), A_PART)))
+]
+PartSizesOrAbsent = Annotated[
+    int | tuple[int, ...] | None, BeforeValidator(optional(one_or_several(unit(parse_bytes), A_PART)))
+]
+RateOrAbsent = Annotated[float | None, BeforeValidator(optional(read_rate))]
+SizeOrAbsent = Annotated[
+    int | None, BeforeValidator(optional(unit(lambda value: whole(1, 2**63 - 1)(parse_bytes(value)))))
+]
+NumberOrAbsent = Annotated[float | None, BeforeValidator(optional(number(0)))]
+NameOrAbsent = Annotated[str | None, BeforeValidator(optional(read_name))]
+Efficiency = Annotated[float, BeforeValidator(read_efficiency)]
 Size = Annotated[int, BeforeValidator(unit(parse_bytes))]
 Share = Annotated[float, BeforeValidator(unit(parse_share))]
 Duration = Annotated[float, BeforeValidator(unit(parse_duration))]

@@ -197,6 +197,7 @@ def _record_fields(start: Event, events: Sequence[Event], status: Status) -> Eve
         "sources": start["sources"],
         "environment": start["environment"],
         "layers_per_part": start.get("layers_per_part", []),
+        "layers": end.get("layers", []),
         "candidates": start["candidates"],
         "trials": [results.trials[chunks] for chunks in sorted(results.trials)],
         "comparisons": end.get("comparisons", []),

@@ -15,7 +15,7 @@ class SweepRequest:
 
     `sources`: dotted key -> where its value came from. `spec_dir`: absolute directory of the spec file, from
     which factories import. `output_dir`: absolute, or "" where the workers settle it together. `force`: a sweep
-    that is in the directory already may be overwritten.
+    that is in the directory already may be overwritten. `rehearse`: no pipeline, every stage rehearses in turn.
     """
 
     spec: Spec
@@ -25,6 +25,7 @@ class SweepRequest:
     quick: bool
     output_dir: str
     force: bool = False
+    rehearse: bool = False
 
     def to_json(self) -> str:
         """The request as one line of JSON, for the workers."""

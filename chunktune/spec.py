@@ -18,13 +18,16 @@ from chunktune import settings as given
 from chunktune.checks import EXCLUSIVE, Keys, Problem, across
 from chunktune.errors import Mistake, SpecError
 from chunktune.fields import FAULT, closest
+from chunktune.results import Record
 from chunktune.settings import Settings, dotted
 from chunktune.tables import (
     CROSS,
     FAMILIES,
     SECTIONS,
     BatchSpec,
+    CostsModel,
     DeviceSpec,
+    HardwareSpec,
     MlpModel,
     Model,
     PipelineSpec,
@@ -40,7 +43,9 @@ from chunktune.units import shorten, shown
 
 __all__ = [
     "BatchSpec",
+    "CostsModel",
     "DeviceSpec",
+    "HardwareSpec",
     "MlpModel",
     "Model",
     "PipelineSpec",
@@ -53,15 +58,21 @@ __all__ = [
     "TrainingSpec",
     "TransformerModel",
     "load",
+    "resolve",
+    "tables_of_record",
 ]
+
+FILE = "file"
+VARY = "--vary"
+_VIRTUAL = ("pipeline", "virtual_stages")
 
 
 @dataclass(frozen=True)
 class Resolved:
     """A spec with where it came from.
 
-    `sources`: "default", "file", "environment CHUNKTUNE_...", "--set" or "flag --..." for every leaf of the
-    dumped spec, by dotted key. `name`: the file's stem.
+    `sources`: "default", "file", "record", "environment CHUNKTUNE_...", "--set", "flag --..." or "--vary" for every
+    leaf of the dumped spec, by dotted key. `name`: the file's stem.
     """
 
     spec: Spec
@@ -81,14 +92,42 @@ def load(
 
     Raises SpecError with all mistakes of all sources at once.
     """
-    file = given.Assignment((), given.read_file(path), "file")
+    return resolve(given.read_file(path), path, environ=environ, sets=sets, flags=flags)
+
+
+def resolve(
+    tables: Mapping[str, Any],
+    path: Path,
+    *,
+    source: str = FILE,
+    environ: Mapping[str, str],
+    sets: Sequence[str] = (),
+    flags: Mapping[str, tuple[str, Any]] | None = None,
+    varied: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """`load`, from the tables that stand in a spec (or, `source` = "record", in a record) at `path`.
+
+    `varied`: dotted key -> value, over everything else. Raises SpecError with all mistakes at once.
+    """
+    base = given.Assignment((), tables, source)
+    over = [given.Assignment(tuple(key.split(".")), value, VARY) for key, value in (varied or {}).items()]
     levels = (given.from_environment(environ), given.from_sets(sets), given.from_flags(flags or {}))
-    merged = given.merge([[file], *(assignments for assignments, _ in levels)], EXCLUSIVE)
+    merged = given.merge([[base], *(assignments for assignments, _ in levels), over], EXCLUSIVE)
     mistakes = [mistake for _, wrong in levels for mistake in wrong]
     spec = _validate(merged, path, mistakes)
     if spec is None or mistakes:
         raise SpecError(list(dict.fromkeys(mistakes)))
     return Resolved(spec, _sources(spec, merged), path, path.stem)
+
+
+def tables_of_record(record: Record) -> dict[str, Any]:
+    """A record's spec as the tables of a spec; a V that nobody asked for is left to the schedule."""
+    merged = Settings()
+    for keys, value in given.leaves(record.spec):
+        usual = keys == _VIRTUAL and record.sources.get(dotted(_VIRTUAL)) == "default"
+        if value is not None and not usual:
+            merged.assign(given.Assignment(keys, value, "record"))
+    return merged.nested()
 
 
 def _validate(merged: Settings, path: Path, mistakes: list[Mistake]) -> Spec | None:
@@ -109,8 +148,8 @@ def _validate(merged: Settings, path: Path, mistakes: list[Mistake]) -> Spec | N
 def _located(problem: Problem, merged: Settings, path: Path) -> Iterator[Mistake]:
     """The problem at each of its sources; what is nowhere given is missing in the file."""
     name = shorten(str(path), 200)
-    for source in merged.sources_of(problem.keys) or ["file"]:
-        where = name if source == "file" else source
+    for source in merged.sources_of(problem.keys) or [FILE]:
+        where = name if source in (FILE, "record") else source
         yield Mistake(where, dotted(problem.keys), problem.fact, problem.rule, problem.nearest)
 
 
@@ -152,8 +191,8 @@ def _family_problem(nested: Mapping[str, Any]) -> Problem:
     rule = f"must be one of {', '.join(FAMILIES)}"
     if family is None:
         return Problem(keys, "is missing", rule)
-    if family in ("costs", "huggingface"):
-        return Problem(keys, f"is {shown(family)}", f"sweep has no such family in this version; it {rule}")
+    if family == "huggingface":
+        return Problem(keys, f"is {shown(family)}", f"there is no such family in this version; it {rule}")
     nearest = closest(family, FAMILIES) if isinstance(family, str) else ""
     return Problem(keys, f"is {shown(family)}", rule, nearest)
 

@@ -13,13 +13,21 @@ from chunktune.fields import (
     CountFromZero,
     CountOrAbsent,
     Duration,
+    Efficiency,
+    NameOrAbsent,
     Number,
+    NumberOrAbsent,
     Numbers,
     Parts,
+    PartSeconds,
+    PartSecondsOrAbsent,
+    PartSizesOrAbsent,
     PartsOrNull,
+    RateOrAbsent,
     Seed,
     Share,
     Size,
+    SizeOrAbsent,
     choice,
     read_arguments,
     read_chunks,
@@ -90,6 +98,32 @@ class SleepModel(Frozen):
     width: Count = 256
 
 
+class CostsModel(Frozen):
+    """Parts of costs known from elsewhere, for `whatif` alone: seconds of one micro-batch of `micro_batch` samples.
+
+    A value is that of every one of the K V parts, or a list has one a part, first part first. `forward_s`,
+    `backward_s`: without recomputation; `backward_s` is the whole gradient, or with `weight_s`, the gradient of the
+    weights, that of the input alone. `communication_s`: a boundary tensor from a part to the next and back again its
+    gradient, each (the last part's is not used). `update_s`: the optimizer on this part's weights.
+    `step_constant_s`: a step besides. Bytes, without which memory is left open: `static_bytes`, weights, gradients
+    and optimizer state; `kept_bytes`, what a micro-batch keeps from forward to backward beside the boundary tensors;
+    `boundary_bytes`, the tensor that a part hands on; `workspace_bytes`, what an operation takes while it runs.
+    """
+
+    family: Literal["costs"]
+    micro_batch: Count
+    forward_s: PartSeconds
+    backward_s: PartSeconds
+    weight_s: PartSecondsOrAbsent = None
+    communication_s: PartSeconds = 0.0
+    update_s: PartSeconds = 0.0
+    step_constant_s: Number = 0.0
+    static_bytes: PartSizesOrAbsent = None
+    kept_bytes: PartSizesOrAbsent = None
+    boundary_bytes: PartSizesOrAbsent = None
+    workspace_bytes: PartSizesOrAbsent = None
+
+
 class PythonModel(Frozen):
     """A model of the user's own: `factory` is called with `arguments`."""
 
@@ -98,7 +132,7 @@ class PythonModel(Frozen):
     arguments: Annotated[dict[str, Any], BeforeValidator(read_arguments)] = {}
 
 
-Model = Annotated[TransformerModel | MlpModel | SleepModel | PythonModel, Field(discriminator="family")]
+Model = Annotated[TransformerModel | MlpModel | SleepModel | CostsModel | PythonModel, Field(discriminator="family")]
 
 
 class PipelineSpec(Frozen):
@@ -139,6 +173,26 @@ class DeviceSpec(Frozen):
     reserve: Size = 0
 
 
+class HardwareSpec(Frozen):
+    """The device that `whatif` estimates for: `name` in `chunktune.datasheets`, the other keys over its figures.
+
+    `memory` in bytes; `flops`: dense 16-bit operations a second, `flops_float32`: 32-bit; `bandwidth`: bytes a second
+    of the device's memory, `link_bandwidth`: to a neighbour, one way; `link_latency`, `launch_s`: seconds of a
+    transfer and of an operation however small; `efficiency`: share of the peaks that is reached. A name that is not
+    in the table needs memory, flops, flops_float32, bandwidth and link_bandwidth.
+    """
+
+    name: NameOrAbsent = None
+    memory: SizeOrAbsent = None
+    flops: RateOrAbsent = None
+    flops_float32: RateOrAbsent = None
+    bandwidth: RateOrAbsent = None
+    link_bandwidth: RateOrAbsent = None
+    link_latency: NumberOrAbsent = None
+    launch_s: NumberOrAbsent = None
+    efficiency: Efficiency = 1.0
+
+
 class SweepSpec(Frozen):
     """How M is chosen; `budget` and `trial_timeout` in seconds."""
 
@@ -157,6 +211,7 @@ class Spec(Frozen):
     batch: BatchSpec = BatchSpec()
     training: TrainingSpec = TrainingSpec()
     device: DeviceSpec = DeviceSpec()
+    hardware: HardwareSpec = HardwareSpec()
     sweep: SweepSpec = SweepSpec()
 
     @model_validator(mode="after")
@@ -172,6 +227,7 @@ FAMILIES: dict[str, type[Frozen]] = {
     "transformer": TransformerModel,
     "mlp": MlpModel,
     "sleep": SleepModel,
+    "costs": CostsModel,
     "python": PythonModel,
 }
 SECTIONS: dict[str, type[Frozen]] = {
@@ -179,5 +235,6 @@ SECTIONS: dict[str, type[Frozen]] = {
     "batch": BatchSpec,
     "training": TrainingSpec,
     "device": DeviceSpec,
+    "hardware": HardwareSpec,
     "sweep": SweepSpec,
 }

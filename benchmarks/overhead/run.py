@@ -165,7 +165,7 @@ def run_row(row: Row, group: Group, device: Device) -> None:
     plan = make_plan(row.spec, place.ranks, str(Path.cwd()))
     assert plan.counts is not None
     rank = RankWork(row.spec, plan.model, plan.counts, rank=place.rank, ranks=place.ranks, device=device)
-    measurer = Measurer(rank, group, Effort())
+    measurer = Measurer((rank,), group, Effort())
     if row.arm != "no trial":
         measurer.trial(row.chunks, row.micro_batch)
     if row.arm == "pairs":

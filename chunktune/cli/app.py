@@ -22,6 +22,8 @@ from typer.main import get_command
 
 from chunktune import __version__
 from chunktune.cli.sweep import leads, sweep
+from chunktune.cli.validate import validate
+from chunktune.cli.whatif import EXAMPLES, whatif
 from chunktune.errors import ChunktuneError, InterruptedSweepError, UsageError, UserCodeError
 from chunktune.units import shorten
 
@@ -40,6 +42,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("sweep")(sweep)
+app.command("whatif", epilog=EXAMPLES)(whatif)
+app.command("validate")(validate)
 
 
 def _print_version(wanted: bool) -> None:

@@ -12,6 +12,8 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from chunktune.cli import options
+from chunktune.cli.options import overrides
 from chunktune.cli.outputs import Outputs, deliver, settle_directory, to_stdout, write
 from chunktune.errors import (
     ChunktuneError,
@@ -24,81 +26,45 @@ from chunktune.request import SweepRequest
 from chunktune.results import Record, Trial, Verdict
 from chunktune.spec import Resolved, load
 
-SETTINGS = "Settings (over the spec and the environment)"
-OUTPUT = "Output"
-RUNNING = "Running"
-
-# Parameter of `sweep` -> the key of the spec that it overrides.
-OVERRIDES: Mapping[str, str] = {
-    "stages": "pipeline.stages",
-    "schedule": "pipeline.schedule",
-    "virtual_stages": "pipeline.virtual_stages",
-    "recompute": "pipeline.recompute",
-    "partition": "pipeline.partition",
-    "mini_batch": "batch.mini_batch",
-    "micro_batch": "batch.micro_batch",
-    "chunks": "batch.chunks",
-    "optimizer": "training.optimizer",
-    "precision": "training.precision",
-    "device": "device.kind",
-    "memory": "device.memory",
-    "headroom": "device.headroom",
-    "criterion": "sweep.criterion",
-    "tolerance": "sweep.tolerance",
-    "patience": "sweep.patience",
-    "budget": "sweep.budget",
-}
-_LISTS = ("chunks", "partition")
-
-
-def _setting(flag: str, metavar: str, text: str) -> Any:
-    return typer.Option(flag, metavar=metavar, help=text, rich_help_panel=SETTINGS, show_default=False)
-
-
-def _output(flag: str, metavar: str | None, text: str) -> Any:
-    return typer.Option(flag, metavar=metavar, help=text, rich_help_panel=OUTPUT, show_default=False)
-
-
-def _running(flag: str, text: str) -> Any:
-    return typer.Option(flag, help=text, rich_help_panel=RUNNING)
-
 
 def sweep(
     context: typer.Context,
     spec: Annotated[Path, typer.Argument(metavar="SPEC", help="The spec, a TOML file.", show_default=False)],
-    sets: Annotated[list[str] | None, _setting("--set", "KEY=VALUE", "Any key of the spec; repeatable.")] = None,
-    stages: Annotated[str | None, _setting("--stages", "K", "Pipeline ranks, or auto.")] = None,
-    schedule: Annotated[str | None, _setting("--schedule", "NAME", "gpipe, 1f1b, interleaved-1f1b, ...")] = None,
-    virtual_stages: Annotated[str | None, _setting("--virtual-stages", "V", "Parts a rank, or auto.")] = None,
-    recompute: Annotated[str | None, _setting("--recompute", "HOW", "none or full.")] = None,
-    partition: Annotated[
-        str | None, _setting("--partition", "HOW", "uniform, parameters, time, or counts such as 4,4.")
-    ] = None,
-    mini_batch: Annotated[str | None, _setting("--mini-batch", "N", "Samples a step, held fixed.")] = None,
-    micro_batch: Annotated[str | None, _setting("--micro-batch", "B", "Samples a chunk, held fixed.")] = None,
-    chunks: Annotated[str | None, _setting("--chunks", "M", "auto, values such as 1,2,4, or 1:64.")] = None,
-    optimizer: Annotated[str | None, _setting("--optimizer", "NAME", "adamw, sgd or none.")] = None,
-    precision: Annotated[str | None, _setting("--precision", "TYPE", "float32 or bfloat16.")] = None,
-    device: Annotated[str | None, _setting("--device", "KIND", "auto, cuda or cpu.")] = None,
-    memory: Annotated[str | None, _setting("--memory", "SIZE", "What a rank may use: auto, 12GiB, ...")] = None,
-    headroom: Annotated[str | None, _setting("--headroom", "SHARE", "Share kept free: 5% or 0.05.")] = None,
-    criterion: Annotated[str | None, _setting("--criterion", "RULE", "pipeline or stage.")] = None,
-    tolerance: Annotated[str | None, _setting("--tolerance", "SHARE", "What counts as slower: 1%.")] = None,
-    patience: Annotated[str | None, _setting("--patience", "COUNT", "Values tried past a fall.")] = None,
-    budget: Annotated[str | None, _setting("--budget", "TIME", "For all trials: 90s, 10m, 1.5h.")] = None,
+    sets: options.Sets = None,
+    stages: options.Stages = None,
+    schedule: options.Schedule = None,
+    virtual_stages: options.VirtualStages = None,
+    recompute: options.Recompute = None,
+    partition: options.Partition = None,
+    mini_batch: options.MiniBatch = None,
+    micro_batch: options.MicroBatch = None,
+    chunks: options.Chunks = None,
+    optimizer: options.Optimizer = None,
+    precision: options.Precision = None,
+    device: Annotated[str | None, options.setting("--device", "KIND", "auto, cuda or cpu.")] = None,
+    memory: options.Memory = None,
+    headroom: options.Headroom = None,
+    criterion: options.Criterion = None,
+    tolerance: options.Tolerance = None,
+    patience: options.Patience = None,
+    budget: Annotated[str | None, options.setting("--budget", "TIME", "For all trials: 90s, 10m, 1.5h.")] = None,
     output_dir: Annotated[
-        Path | None, _output("--output-dir", "DIR", "For journal and record; runs/<spec>-<time> if not given.")
+        Path | None, options.output("--output-dir", "DIR", "For journal and record; runs/<spec>-<time> if not given.")
     ] = None,
-    force: Annotated[bool, _output("--force", None, "Overwrite a sweep in the output directory.")] = False,
-    json_file: Annotated[str | None, _output("--json", "FILE", "The record as JSON; - for stdout.")] = None,
-    csv_file: Annotated[str | None, _output("--csv", "FILE", "The trials as CSV; - for stdout.")] = None,
-    markdown_file: Annotated[str | None, _output("--markdown", "FILE", "The trials as Markdown; - for stdout.")] = None,
-    printed: Annotated[str | None, _output("--print", "chunks", "Print only the chosen M.")] = None,
-    dry_run: Annotated[bool, _running("--dry-run", "Show what would be tried, and touch no device.")] = False,
-    quick: Annotated[bool, _running("--quick", "Fewer rounds; marked in the record.")] = False,
-    strict: Annotated[bool, _running("--strict", "Exit with 5 where the verdict is unclear.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=RUNNING)] = False,
-    debug: Annotated[bool, _running("--debug", "Show tracebacks.")] = False,
+    force: Annotated[bool, options.output("--force", None, "Overwrite a sweep in the output directory.")] = False,
+    json_file: options.JsonFile = None,
+    csv_file: options.CsvFile = None,
+    markdown_file: options.MarkdownFile = None,
+    printed: options.Printed = None,
+    dry_run: Annotated[bool, options.running("--dry-run", "Show what would be tried, and touch no device.")] = False,
+    rehearse: Annotated[
+        bool,
+        options.running("--rehearse", "Run the stages in turn on the devices there are, and simulate the pipeline."),
+    ] = False,
+    quick: Annotated[bool, options.running("--quick", "Fewer rounds; marked in the record.")] = False,
+    strict: Annotated[bool, options.running("--strict", "Exit with 5 where the verdict is unclear.")] = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> int:
     """Measure the pipeline at several chunk counts on this machine's devices, and choose one.
 
@@ -111,10 +77,12 @@ def sweep(
     if leads(os.environ):
         outputs.check()
     resolved = load(spec, environ=os.environ, sets=sets or (), flags=overrides(context.params))
+    _refuse_costs(resolved)
     if dry_run:
         return show_plan(resolved, outputs, quiet=quiet)
     directory = _directory(output_dir, resolved.name, force=force)
-    record, written = run(_request(resolved, quick=quick, output_dir=directory, force=force), quiet=quiet)
+    request = _request(resolved, quick=quick, output_dir=directory, force=force, rehearse=rehearse)
+    record, written = run(request, quiet=quiet)
     if record is None:
         return 0
     say = _sayer(quiet)
@@ -124,13 +92,12 @@ def sweep(
     return conclude(record, strict=strict, torchrun=under_torchrun(os.environ))
 
 
-def overrides(parameters: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Dotted key -> (flag, value) for the settings given as flags; lists may be written without brackets."""
-    return {
-        key: (f"--{name.replace('_', '-')}", _bracketed(parameters[name]) if name in _LISTS else parameters[name])
-        for name, key in OVERRIDES.items()
-        if parameters.get(name) is not None
-    }
+def _refuse_costs(resolved: Resolved) -> None:
+    if resolved.spec.model.family == "costs":
+        raise UsageError(
+            'model.family is "costs", which names times and no layers: there is nothing to measure; '
+            f"use chunktune whatif {resolved.path}, which predicts from them"
+        )
 
 
 def under_torchrun(environ: Mapping[str, str]) -> bool:
@@ -281,17 +248,12 @@ def _directory(option: Path | None, name: str, *, force: bool) -> str:
     return str(settle_directory(option, name, force=force, now=datetime.now()).absolute())
 
 
-def _request(resolved: Resolved, *, quick: bool, output_dir: str, force: bool = False) -> SweepRequest:
+def _request(
+    resolved: Resolved, *, quick: bool, output_dir: str, force: bool = False, rehearse: bool = False
+) -> SweepRequest:
     spec_dir = str(resolved.path.absolute().parent)
-    return SweepRequest(resolved.spec, resolved.sources, resolved.name, spec_dir, quick, output_dir, force)
+    return SweepRequest(resolved.spec, resolved.sources, resolved.name, spec_dir, quick, output_dir, force, rehearse)
 
 
 def _sayer(quiet: bool) -> Callable[[str], None]:
     return (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr))
-
-
-def _bracketed(text: str) -> str:
-    """`1,2,4` as the list it means."""
-    items = text.split(",")
-    digits = all(item.strip().removeprefix("-").isdecimal() for item in items)
-    return f"[{text}]" if digits and text.isascii() else text

@@ -61,7 +61,7 @@ def run(request: SweepRequest, on_event: OnEvent) -> Record | None:
     if under_launcher():
         return worker.run(request, on_event)
     stages = visible_stages(request.spec)
-    check_devices(request.spec, stages)
+    check_devices(request.spec, stages, rehearse=request.rehearse)
     plan = make_plan(request.spec, stages, request.spec_dir)
     plan.model.sample_batch(1, torch.Generator())  # a factory's mistake is told before any process starts
     return _Launch(request, stages, len(plan.candidates.ladder)).run(on_event)
@@ -74,12 +74,12 @@ def visible_stages(spec: Spec) -> int:
     return torch.cuda.device_count() if resolve_kind(spec.device.kind) == "cuda" else 1
 
 
-def check_devices(spec: Spec, stages: int) -> None:
+def check_devices(spec: Spec, stages: int, *, rehearse: bool) -> None:
     """Raise UsageError where the devices cannot carry the stages, or the capacity leaves nothing to use."""
-    if resolve_kind(spec.device.kind) == "cuda" and stages > torch.cuda.device_count():
+    if resolve_kind(spec.device.kind) == "cuda" and stages > torch.cuda.device_count() and not rehearse:
         raise UsageError(
             f"pipeline.stages = {stages}, but {torch.cuda.device_count()} GPUs are visible; a stage needs a GPU of "
-            f"its own: use --stages {torch.cuda.device_count()}, or torchrun over more nodes"
+            f"its own: use --stages {torch.cuda.device_count()}, torchrun over more nodes, or --rehearse"
         )
     memory = spec.device.memory
     if memory != "auto" and int(int(memory) * (1 - spec.device.headroom)) <= spec.device.reserve:
@@ -89,13 +89,20 @@ def check_devices(spec: Spec, stages: int) -> None:
         )
 
 
+def _processes(request: SweepRequest, stages: int) -> int:
+    """One for each stage; where they rehearse in turn one for each device, on the CPU one."""
+    if not request.rehearse:
+        return stages
+    return min(stages, max(1, torch.cuda.device_count())) if resolve_kind(request.spec.device.kind) == "cuda" else 1
+
+
 class _Launch:
     """The launches of one sweep on this machine: one to measure, one more for every confirmation."""
 
     def __init__(self, request: SweepRequest, stages: int, rungs: int) -> None:
         spec = request.spec.model_copy(update={"pipeline": request.spec.pipeline.model_copy(update={"stages": stages})})
         self._request = replace(request, spec=spec)
-        self._stages = stages
+        self._processes = _processes(request, stages)
         self._output = Path(request.output_dir)
         self._journal = self._output / "journal.jsonl"
         self._restarts = SPARE_RESTARTS + 2 * rungs
@@ -120,7 +127,7 @@ class _Launch:
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
-            nproc_per_node=self._stages,
+            nproc_per_node=self._processes,
             run_id="chunktune",
             rdzv_backend=_BACKEND,
             max_restarts=self._restarts,

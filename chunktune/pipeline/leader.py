@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,23 @@ from typing import Any
 import torch
 
 import chunktune
-from chunktune.candidates import Candidates
+from chunktune.candidates import described
 from chunktune.errors import ChunktuneError, EnvironmentFailedError, UsageError
+from chunktune.pipeline.counted import LayerBook
 from chunktune.pipeline.group import Group
-from chunktune.pipeline.live import Command, FreshGroupNeededError, LivePipeline, known_step_s
+from chunktune.pipeline.leading import Command
+from chunktune.pipeline.live import FreshGroupNeededError, LivePipeline
 from chunktune.pipeline.measure import Measurer
 from chunktune.pipeline.plan import Plan
+from chunktune.pipeline.rehearsed import RehearsedPipeline
 from chunktune.record import Event, Journal, assemble, read_events, write_record
 from chunktune.replay import JournaledRunner, lost_event
 from chunktune.request import SweepRequest
-from chunktune.results import SCHEMA_VERSION, Candidate, Record, Trial
+from chunktune.results import SCHEMA_VERSION, Record, Trial
 from chunktune.search import search
 from chunktune.standing import Rules
 from chunktune.verdict import comparisons, decide
+from chunktune.whatif.counsel import advised
 
 OnEvent = Callable[[Event], None]
 MAX_ROUNDS, QUICK_ROUNDS = 12, 4
@@ -90,8 +94,9 @@ class Leader:
             if self._started() is None:
                 self._append(self._start_event(counts, facts))
             self._account_for_previous_group([fact["pid"] for fact in facts])
-            live = LivePipeline(measurer, self._plan, self._send, known_step_s(self._trials()))
-            return self._search(live), False
+            book = LayerBook(self._plan, counts, measurer.work.device.kind)
+            kind = RehearsedPipeline if self._request.rehearse else LivePipeline
+            return self._search(kind(measurer, self._plan, self._send, self._append, book, self._ran())), False
         except FreshGroupNeededError:
             self._group.tell("fresh group needed")
             self._send(Command("reopen"))
@@ -105,7 +110,7 @@ class Leader:
         self._group.broadcast(command)
         return command
 
-    def _search(self, live: LivePipeline) -> Record:
+    def _search(self, live: LivePipeline | RehearsedPipeline) -> Record:
         spec, candidates = self._plan.spec, self._plan.candidates
         runner = JournaledRunner(
             self._events, live, self._append, spec.sweep.budget, time.monotonic, candidates.batch_of
@@ -115,7 +120,7 @@ class Leader:
             tolerance=spec.sweep.tolerance,
             patience=spec.sweep.patience,
             max_rounds=QUICK_ROUNDS if self._request.quick else MAX_ROUNDS,
-            confirm=not self._request.quick,
+            confirm=not (self._request.quick or self._request.rehearse),
         )
         found = search(candidates, runner, rules)
         verdict = decide(
@@ -126,16 +131,17 @@ class Leader:
             loss_tolerance=LOSS_TOLERANCE[spec.training.precision],
             fresh=live.freshness(),
         )
-        self._append(
-            {
-                "event": "end",
-                "status": "failed" if found.aborted else "complete",
-                "verdict": verdict.model_dump(mode="json"),
-                "comparisons": [one.model_dump(mode="json") for one in comparisons(candidates, found, rules)],
-                "trials": [trial.model_dump(mode="json") for trial in found.trials],
-                "elapsed_s": runner.elapsed_s(),
-            }
-        )
+        end = {
+            "event": "end",
+            "status": "failed" if found.aborted else "complete",
+            "verdict": verdict.model_dump(mode="json"),
+            "comparisons": [one.model_dump(mode="json") for one in comparisons(candidates, found, rules)],
+            "trials": [trial.model_dump(mode="json") for trial in found.trials],
+            "layers": [layer.model_dump(mode="json") for layer in live.book.layers()],
+            "elapsed_s": runner.elapsed_s(),
+        }
+        verdict = advised(assemble([*self._events, end], "complete"), verdict)
+        self._append({**end, "verdict": verdict.model_dump(mode="json"), "elapsed_s": runner.elapsed_s()})
         record = assemble(self._events, "complete")
         write_record(record, self._output / "record.json")
         self._group.tell("decided")
@@ -157,9 +163,9 @@ class Leader:
         began = datetime.fromisoformat(start["at"]) if start and "at" in start else datetime.now(UTC)
         return max(0.0, (datetime.now(UTC) - began).total_seconds())
 
-    def _trials(self) -> Mapping[int, Trial]:
+    def _ran(self) -> dict[int, Trial]:
         trials = [Trial.model_validate(event["trial"]) for event in self._events if event["event"] == "trial"]
-        return {trial.chunks: trial for trial in trials}
+        return {trial.chunks: trial for trial in trials if trial.fits}
 
     def _append(self, event: Event) -> None:
         assert self._journal is not None
@@ -182,7 +188,8 @@ class Leader:
             "spec": spec,
             "sources": self._request.sources,
             "environment": _environment(facts),
-            "candidates": [one.model_dump(mode="json") for one in _described(candidates)],
+            "candidates": [one.model_dump(mode="json") for one in described(candidates)],
+            "mode": "rehearsed" if self._request.rehearse else "measured",
             "quick": self._request.quick,
             "warnings": [*candidates.warnings, *_warnings(self._plan, facts)],
             "layers_per_part": list(counts),
@@ -195,16 +202,6 @@ class Leader:
         self._group.tell("failed", type=type(error).__name__, message=str(error))
         if self._on_event is not None:
             raise error
-
-
-def _described(candidates: Candidates) -> list[Candidate]:
-    """The values of M for the record, ascending; of many legal ones the rungs of the ladder."""
-    legal = [
-        Candidate(chunks=chunks, micro_batch=b, mini_batch=n, legal=True)
-        for chunks in (candidates.legal if candidates.mode == "mini_batch" else candidates.ladder)
-        for b, n in [candidates.batch_of(chunks)]
-    ]
-    return sorted([*legal, *candidates.refused], key=lambda one: one.chunks)
 
 
 def _environment(facts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -60,7 +60,6 @@ class RankTrial:
     report: RankReport
     parts: tuple[int, ...]
     budget: Budget
-    rehearsed_peak_bytes: int
     warm_step_s: float
     reserved_bytes: int | None = None
     timed: Timed | None = None
@@ -69,37 +68,53 @@ class RankTrial:
 
 @dataclass
 class Measurer:
-    """Runs one rank's share of every task. All methods are collective: every rank calls the same in the same order."""
+    """Runs one rank's share of every task. All methods are collective: every rank calls the same in the same order.
 
-    work: RankWork
+    `works`: the ranks that this process stands for; one in the real pipeline, several where they only rehearse in
+    turn. `resamples`: bootstrap samples of rehearsed operations.
+    """
+
+    works: tuple[RankWork, ...]
     group: Group
     effort: Effort
+    resamples: int = 0
     _trainer: Trainer | None = field(default=None, init=False)
     _step: TrainingStep | None = field(default=None, init=False)
 
-    def trial(self, chunks: int, micro_batch: int) -> list[RankTrial] | list[RankReport]:
-        """Rehearse, agree, then run the real pipeline. Reports of the ranks where the rehearsal did not fit.
+    @property
+    def work(self) -> RankWork:
+        """The rank's work in the real pipeline."""
+        return self.works[0]
+
+    def rehearsal(self, chunks: int, micro_batch: int) -> list[RankReport]:
+        """Rehearse every rank, and agree: the reports of all K ranks, rank 0 first."""
+        self._drop()
+        reports = [self._rehearsed(work, chunks, micro_batch) for work in self.works]
+        everyone = [report for share in self.group.gather(reports) for report in share]
+        return sorted(everyone, key=lambda report: report.rank)
+
+    def _rehearsed(self, work: RankWork, chunks: int, micro_batch: int) -> RankReport:
+        report = rehearse(work, chunks, micro_batch, self.resamples)
+        if report.log is not None:
+            print(report.log, file=sys.stderr, flush=True)
+        return report
+
+    def trial(self, chunks: int, micro_batch: int) -> list[RankTrial]:
+        """Run the real pipeline, which the rehearsal said fits.
 
         Raises what the real pipeline raises on this rank; then the group is lost, and only its end frees the peers.
         """
-        self._drop()
-        rehearsed = rehearse(self.work, chunks, micro_batch)
-        if rehearsed.log is not None:
-            print(rehearsed.log, file=sys.stderr, flush=True)
-        reports: list[RankReport] = self.group.gather(rehearsed)
-        if any(report.state != "ok" for report in reports):
-            return reports
-        return self.group.gather(self._real_trial(chunks, micro_batch, rehearsed.peak_bytes))
+        return self.group.gather(self._real_trial(chunks, micro_batch))
 
-    def _real_trial(self, chunks: int, micro_batch: int, rehearsed_peak_bytes: int) -> RankTrial:
+    def _real_trial(self, chunks: int, micro_batch: int) -> RankTrial:
         budget = self.work.budget()
         result = self._warm_up(chunks, micro_batch, budget)
         fits = all(self.group.gather(result.report.state == "ok"))
         if not fits:
             self._drop()
-            return replace(result, rehearsed_peak_bytes=rehearsed_peak_bytes)
+            return result
         count = self.group.broadcast(self.effort.trial_count(result.warm_step_s))
-        return replace(result, rehearsed_peak_bytes=rehearsed_peak_bytes, timed=self._timed(count))
+        return replace(result, timed=self._timed(count))
 
     def _warm_up(self, chunks: int, micro_batch: int, budget: Budget) -> RankTrial:
         """Two untimed, counted steps of the real pipeline from the initial weights; the peak is the second's."""
@@ -125,7 +140,7 @@ class Measurer:
             reserved = watch.reserved_bytes
         device.cap(budget.budget_bytes)
         self._take_operations()
-        return RankTrial(report, self.work.own_parts, budget, 0, warm_step_s, reserved, None, loss)
+        return RankTrial(report, self.work.own_parts, budget, warm_step_s, reserved, None, loss)
 
     def block(self, chunks: int, micro_batch: int, steps: int) -> list[Timed]:
         """Timed steps at M, on every rank; the first step after a change of M is not timed."""

@@ -7,13 +7,14 @@ as real ones do. What does not fit, or raises, is found here, and no process has
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from chunktune.blame import place_of
 from chunktune.device import MIB, MemoryWatch, asked_bytes, chain, is_out_of_memory
 from chunktune.errors import ChunktuneError
-from chunktune.pipeline.work import RankWork, Trainer, TrainingStep
+from chunktune.pipeline.timing import RankSeconds, timed_rehearsal
+from chunktune.pipeline.work import Budget, RankWork, Trainer, TrainingStep
 from chunktune.results import Shortage
 from chunktune.units import format_bytes
 
@@ -30,7 +31,7 @@ SLACK_BYTES = 8 * MIB
 
 @dataclass(frozen=True)
 class RankReport:
-    """How one rank fared. `log` is the user's traceback, for the log file."""
+    """How one rank fared. `log` is the user's traceback, for the log file; `seconds` what its operations took."""
 
     rank: int
     state: Literal["ok", "oom", "error"]
@@ -38,12 +39,15 @@ class RankReport:
     reason: str | None = None
     shortage: Shortage | None = None
     log: str | None = None
+    seconds: RankSeconds | None = None
+    budget: Budget | None = None
 
 
-def rehearse(work: RankWork, chunks: int, micro_batch: int) -> RankReport:
+def rehearse(work: RankWork, chunks: int, micro_batch: int, resamples: int = 0) -> RankReport:
     """Two optimizer steps at M chunks of b samples, memory enforced and counted; the peak is the second's.
 
-    Never raises for what the user's model does: every failure becomes a report.
+    Where they fit the step is timed, without the meter and the limit, which both slow it down; `resamples` as in
+    `timed_rehearsal`. Never raises for what the user's model does: every failure becomes a report.
     """
     budget = work.budget()
     work.device.release()
@@ -61,6 +65,8 @@ def rehearse(work: RankWork, chunks: int, micro_batch: int) -> RankReport:
             step.run()
             work.device.synchronise()
         report = counted_report(work.rank, watch, budget.budget_bytes, "rehearsal")
+        if report.state == "ok":
+            report = replace(report, seconds=timed_rehearsal(step, work.device, resamples), budget=budget)
     except USER_ERRORS as error:
         report = failure_report(work.rank, error, watch, budget.budget_bytes, "rehearsal")
         # The traceback keeps every activation alive.

@@ -7,6 +7,8 @@ project sees only what is defined here:
 * `rehearsing`    the same schedule with the communication left out
 * `boundaries`    the tensors that cross between parts, from a fake-tensor pass
 * `StorageMeter`  exact bytes of live tensors, on the CPU
+* `NamingMeter`   the same, with a few tensors told apart; `fake_tensors`, `input_backward`, `weight_backward`
+* `KernelMeter`   floating-point operations and bytes of every operation
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ import torch.distributed.pipelining.schedules as torch_schedules
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
 Mark = Any
@@ -79,6 +83,140 @@ class StorageMeter(TorchDispatchMode):
                 self._count(leaf)
         self.peak_bytes = max(self.peak_bytes, self.current_bytes)
         return result
+
+
+class NamingMeter(StorageMeter):
+    """A meter that does not count a few named storages, and keeps the peak apart for each set of them that is alive.
+
+    `peaks`: most counted bytes after any operation since `restart`, by the names alive then, in alphabetic order.
+    `last`: (counted bytes, names alive) after the latest operation. A storage named "" is left out for good.
+    """
+
+    def __init__(self, round_to: int = 1) -> None:
+        super().__init__(round_to)
+        self.peaks: dict[str, int] = {}
+        self.last = (0, "")
+        self._names: Any = WeakIdKeyDictionary()
+        self._alive: list[str] = []
+        self._recording = True
+
+    def rounded(self, size: int) -> int:
+        """Bytes of a storage as an allocator gives them."""
+        return math.ceil(size / self._round_to) * self._round_to
+
+    def alive(self) -> str:
+        """The names of the named storages that are alive."""
+        return "".join(sorted(self._alive))
+
+    def restart(self) -> None:
+        """Forget the peaks so far."""
+        self.peaks, self._recording = {}, True
+
+    def stop(self) -> None:
+        """Take no further peaks."""
+        self._recording = False
+
+    def name(self, name: str, *tensors: torch.Tensor) -> None:
+        """Give storages a name; one that has a name keeps it."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage in self._names:
+                continue
+            self._names[storage] = name
+            box = self._known.get(storage)
+            if box is not None:
+                self.current_bytes -= box[0]
+                box[0] = 0
+            if name:
+                self._alive.append(name)
+                weakref.finalize(storage, self._alive.remove, name)
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """The name of a tensor's storage; None where it has none."""
+        found: str | None = self._names.get(tensor.untyped_storage())
+        return found
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        if tensor.untyped_storage() not in self._names:
+            super()._count(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, count what it returned, and note the level."""
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        alive = self.alive()
+        self.last = (self.current_bytes, alive)
+        if self._recording:
+            self.peaks[alive] = max(self.peaks.get(alive, 0), self.current_bytes)
+        return result
+
+
+_CPU_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda args: sdpa_flop_count(
+        *(tensor.shape for tensor in args[:3])
+    ),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda args: sdpa_backward_flop_count(
+        *(tensor.shape for tensor in args[:4])
+    ),
+}
+"""Attention on the CPU, which torch's flop counter does not know: the formulas that it has for CUDA's kernel."""
+
+
+_FREE = ("empty", "new_empty", "detach", "_unsafe_view")
+"""Operations by the start of their name that move no bytes, though not marked as views."""
+
+
+class KernelMeter(TorchDispatchMode):
+    """Lists (floating-point operations, bytes read and written) of every operation that touches memory.
+
+    The operations are those of `torch.utils.flop_counter`, by its own formulas. The bytes are what the operation's
+    arguments and results hold; views cost nothing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kernels: list[tuple[int, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation and list it."""
+        result = func(*args, **(kwargs or {}))
+        # What returns no tensor (prim.device, asked of every fake tensor) only looks at one.
+        touches = any(isinstance(leaf, torch.Tensor) for leaf in tree_iter(result)) and not func.is_view
+        if touches and not func._overloadpacket.__name__.startswith(_FREE):
+            tensors = [leaf for leaf in tree_iter((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+            # An operation in place returns its argument: read and written.
+            moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            self.kernels.append((_flops(func, args, kwargs or {}, result), moved))
+        return result
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    packet = func._overloadpacket
+    if packet in flop_registry:
+        return int(flop_registry[packet](*args, **kwargs, out_val=result))
+    attention = _CPU_ATTENTION.get(packet)
+    return int(attention(args)) if attention else 0
+
+
+def fake_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Inside, tensors have types and sizes and no memory. A module must not be moved (`Module.to`) in there."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def input_backward(
+    outputs: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor] | None,
+    inputs: Sequence[torch.Tensor],
+    weights: Sequence[nn.Parameter],
+) -> Any:
+    """The half of a backward that a split schedule runs as I; what `weight_backward` needs for the other half."""
+    given = None if gradients is None else list(gradients)
+    _, groups = stage_backward_input(list(outputs), given, list(inputs), iter(weights))
+    return groups
+
+
+def weight_backward(weights: Sequence[nn.Parameter], groups: Any) -> None:
+    """The half of a backward that a split schedule runs as W."""
+    stage_backward_weight(iter(weights), groups)
 
 
 @dataclass(frozen=True)
@@ -216,6 +354,11 @@ class TimedStage(PipelineStage):
 class _RehearsedStage(TimedStage):
     """A stage whose receive buffers hold plausible numbers, since no peer will ever fill them."""
 
+    def stand_in(self, rank: int, ranks: int) -> None:
+        """Be that rank of so many, whatever process this is: a rehearsal needs no process of its own."""
+        self.group_rank, self.group_size = rank, ranks
+        self.stage_index_to_group_rank = {index: index % ranks for index in range(self.num_stages)}
+
     def _setup_forward_recv_info(self, *args: Any, **kwargs: Any) -> Any:
         result = super()._setup_forward_recv_info(*args, **kwargs)
         for infos in self.args_recv_info.values():
@@ -286,6 +429,8 @@ class StepPlan:
     `modules`: the rank's parts by global index. `boundaries`: of all parts. `loss`: mean over a micro-batch.
     """
 
+    rank: int
+    ranks: int
     schedule: str
     chunks: int
     parts: int
@@ -331,6 +476,8 @@ class PipelineStep:
             input_args=boundary.inputs,
             output_args=boundary.outputs,
         )
+        if isinstance(stage, _RehearsedStage):
+            stage.stand_in(plan.rank, plan.ranks)
         stage.operations = self.operations
         stage.boundary = boundary
         return stage

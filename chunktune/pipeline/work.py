@@ -32,11 +32,15 @@ class Part(nn.Module):
         """One micro-batch through the layers, in order."""
         with autocasting(value.device.type, self._autocast):
             for layer in self.layers:
-                if self._recompute and torch.is_grad_enabled():
-                    value = checkpoint(layer, value, use_reentrant=False)
-                else:
-                    value = layer(value)
+                value = through(layer, value, recompute=self._recompute)
         return value
+
+
+def through(layer: nn.Module, value: torch.Tensor, *, recompute: bool) -> torch.Tensor:
+    """One layer as a part runs it: recomputed in its backward, or not."""
+    if recompute and torch.is_grad_enabled():
+        return checkpoint(layer, value, use_reentrant=False)  # type: ignore[no-any-return]
+    return layer(value)  # type: ignore[no-any-return]
 
 
 def autocasting(device_type: str, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
@@ -71,6 +75,7 @@ class RankWork:
     ) -> None:
         self.spec = spec
         self.rank = rank
+        self.ranks = ranks
         self.device = device
         self.parts = len(counts)
         self._model = model
@@ -112,6 +117,10 @@ class RankWork:
         if micro_batch not in self._boundaries:
             self._boundaries[micro_batch] = self._reader_of_parts().read(*self._input(micro_batch))
         return self._boundaries[micro_batch]
+
+    def boundary_bytes(self, micro_batch: int) -> tuple[int, ...]:
+        """Bytes of the tensor between part p and p + 1, K V - 1 of them, for b samples."""
+        return tuple(one.outputs.nbytes for one in self.boundaries(micro_batch)[:-1])
 
     def _reader_of_parts(self) -> BoundaryReader:
         if self._reader is None:
@@ -180,6 +189,8 @@ class RankWork:
     def step_plan(self, modules: dict[int, nn.Module], chunks: int, micro_batch: int) -> StepPlan:
         """What torch's schedule is built from, at M chunks of b samples."""
         return StepPlan(
+            rank=self.rank,
+            ranks=self.ranks,
             schedule=self._schedule.torch_name,
             chunks=chunks,
             parts=self.parts,

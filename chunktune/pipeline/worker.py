@@ -29,9 +29,10 @@ from chunktune.device import Device, is_peer_failure, open_device
 from chunktune.errors import ChunktuneError, UsageError
 from chunktune.pipeline.group import EXIT_LOST, Group, Place, outcome_of
 from chunktune.pipeline.leader import Leader, OnEvent
-from chunktune.pipeline.live import FIRST_DEADLINE_S, Command, obey
+from chunktune.pipeline.leading import FIRST_DEADLINE_S, Command, obey
 from chunktune.pipeline.measure import Effort, Measurer, PipelineLostError
 from chunktune.pipeline.plan import Plan, counts_for, make_plan
+from chunktune.pipeline.rehearsed import RESAMPLES
 from chunktune.pipeline.runtime import quiet_logs
 from chunktune.pipeline.work import RankWork
 from chunktune.request import SweepRequest
@@ -57,10 +58,12 @@ def run(request: SweepRequest, on_event: OnEvent | None) -> Record | None:
     """
     quiet_logs()
     place = Place.from_environment()
-    check_world(request.spec, place.ranks)
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.local_ranks))
-    device = open_device(request.spec.device.kind, place.local_rank, place.local_ranks)
-    plan = make_plan(request.spec, place.ranks, request.spec_dir)
+    stages = _stages(request, place)
+    # A rank that rehearses alone gets what it would have beside all the others.
+    ranks_here = stages if request.rehearse else place.local_ranks
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks_here))
+    device = open_device(request.spec.device.kind, place.local_rank, place.local_ranks, ranks_here)
+    plan = make_plan(request.spec, stages, request.spec_dir)
     # A trial collects garbage five times, and each would walk the 300000 objects of the imported torch.
     gc.freeze()
     group = Group(place, device)
@@ -83,13 +86,21 @@ def _settled_directory(request: SweepRequest, group: Group) -> str:
     return group.agree_on("output_dir", proposed)
 
 
+def _stages(request: SweepRequest, place: Place) -> int:
+    """K: as many ranks as were started, unless they rehearse in turn."""
+    if request.rehearse:
+        return request.spec.pipeline.stages or place.ranks
+    check_world(request.spec, place.ranks)
+    return place.ranks
+
+
 def check_world(spec: Spec, ranks: int) -> None:
     """Raise UsageError where the launcher started another number of ranks than the spec's stages."""
     asked = spec.pipeline.stages
     if asked is not None and asked != ranks:
         raise UsageError(
             f"pipeline.stages = {asked}, but {ranks} ranks were started; one rank runs one stage: "
-            f"start {asked} ranks, or say --stages {ranks}"
+            f"start {asked} ranks, say --stages {ranks}, or rehearse them in turn with --rehearse"
         )
 
 
@@ -105,9 +116,8 @@ def _session(
                 leader.give_up(refusal)
             return None, False
         counts = _agreed_counts(plan, group, device, leader)
-        work = RankWork(request.spec, plan.model, counts, rank=group.place.rank, ranks=group.place.ranks, device=device)
         facts = group.gather(_facts(device, group.place))
-        measurer = Measurer(work, group, QUICK_EFFORT if request.quick else Effort())
+        measurer = _measurer(request, plan, group, device, counts)
         if leader is None:
             return None, _follow(measurer)
         return leader.lead(measurer, counts, facts)
@@ -119,6 +129,17 @@ def _session(
         return None, False
     except Exception as error:
         _end_broken(group, error)
+
+
+def _measurer(request: SweepRequest, plan: Plan, group: Group, device: Device, counts: tuple[int, ...]) -> Measurer:
+    """This process's share: its own rank, or every W-th where W processes rehearse K ranks in turn."""
+    place = group.place
+    ranks = range(place.rank, plan.stages, place.ranks) if request.rehearse else (place.rank,)
+    works = tuple(
+        RankWork(request.spec, plan.model, counts, rank=rank, ranks=plan.stages, device=device) for rank in ranks
+    )
+    effort = QUICK_EFFORT if request.quick else Effort()
+    return Measurer(works, group, effort, resamples=RESAMPLES if request.rehearse else 0)
 
 
 def _follow(measurer: Measurer) -> bool:
@@ -139,12 +160,12 @@ def _agreed_counts(plan: Plan, group: Group, device: Device, leader: Leader | No
         return plan.counts
     uniform = partition.counts_for("uniform", layers=len(plan.model.layers), parts=plan.parts)
     place = group.place
-    work = RankWork(plan.spec, plan.model, uniform, rank=place.rank, ranks=place.ranks, device=device)
+    work = RankWork(plan.spec, plan.model, uniform, rank=place.rank, ranks=plan.stages, device=device)
     legal = plan.candidates.legal
     micro_batch, _ = plan.candidates.batch_of(legal[len(legal) // 2])
     timeout = plan.spec.sweep.trial_timeout
     with group.deadline(FIRST_DEADLINE_S if timeout == "auto" else float(timeout), {}, "timing the layers"):
-        layer_s = group.broadcast(Measurer(work, group, Effort()).layer_seconds(micro_batch))
+        layer_s = group.broadcast(Measurer((work,), group, Effort()).layer_seconds(micro_batch))
     return counts_for("time", plan.model, plan.parts, layer_s)
 
 

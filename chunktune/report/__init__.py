@@ -25,8 +25,16 @@ def trial_of(record: Record, chunks: int | None) -> Trial | None:
 
 
 def fullest_stage(trial: Trial) -> StageFigures | None:
-    """The rank whose peak is the largest share of its budget; None for a trial without stages."""
-    return max(trial.stages, key=lambda stage: stage.peak_bytes / max(1, stage.budget_bytes), default=None)
+    """The rank whose peak is the largest share of its budget; None where no rank's share is known."""
+    known = [stage for stage in trial.stages if share_of_budget(stage) is not None]
+    return max(known, key=lambda stage: share_of_budget(stage) or 0.0, default=None)
+
+
+def share_of_budget(stage: StageFigures) -> float | None:
+    """A rank's peak as a share of what it may use; None where a prediction knows one of them not."""
+    if stage.peak_bytes is None or stage.budget_bytes is None:
+        return None
+    return stage.peak_bytes / max(1, stage.budget_bytes)
 
 
 def slowest_stage(trial: Trial) -> StageFigures | None:

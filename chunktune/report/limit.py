@@ -19,6 +19,13 @@ STATE_WORDS: Mapping[State, str] = {
 }
 
 
+_WHERE: Mapping[str, str] = {
+    "rehearsal": "in the rehearsal",
+    "pipeline": "in the real pipeline",
+    "prediction": "predicted",
+}
+
+
 def limit_sentence(record: Record) -> str:
     """The limit that decided M, in one sentence with its numbers; defined for every record."""
     verdict = record.verdict
@@ -132,7 +139,7 @@ def _compared(comparison: Comparison, subject: int | None) -> str:
     faster = ratio > 1
     word = "faster" if faster else "slower"
     text = f"M = {chunks} is {_percent(ratio, faster):.1f}% {word} than M = {against}"
-    if interval is not None:
+    if interval is not None and interval[0] != interval[1]:
         low, high = sorted(_percent(end, faster) for end in interval)
         text += f" [{low:.1f}% to {high:.1f}%]"
     undecided = f", not decided at a tolerance of {format_share(comparison.tolerance)}"
@@ -214,18 +221,24 @@ def why_not(trial: Trial) -> str:
     """The state of a trial that did not run, in words, with its numbers or its reason."""
     word = STATE_WORDS[trial.state]
     if trial.shortage is not None:
-        return f"{word}: {_shortage(trial.shortage)}"
+        return (
+            _shortage(trial.shortage)
+            if trial.shortage.where == "prediction"
+            else f"{word}: {_shortage(trial.shortage)}"
+        )
     where = "" if trial.rank is None else f" on rank {trial.rank}"
     return plain(f"{word}{where}: {trial.reason}" if trial.reason else f"{word}{where}")
 
 
 def _shortage(shortage: Shortage) -> str:
-    place = "in the rehearsal" if shortage.where == "rehearsal" else "in the real pipeline"
+    place = _WHERE[shortage.where]
     may_use = f"may use {format_bytes(shortage.budget_bytes)}"
     asked = "" if shortage.asked_bytes is None else f", asking for {format_bytes(shortage.asked_bytes)} more"
     if shortage.needed_bytes is None:
         return f"rank {shortage.rank} {may_use} and ran out {place}{asked}"
     short_bytes = shortage.needed_bytes - shortage.budget_bytes
     by = f", {format_bytes(short_bytes)} too little" if short_bytes > 0 else ""
-    needs = f"needs at least {format_bytes(shortage.needed_bytes)}"
-    return f"rank {shortage.rank} {needs} and {may_use}{by} ({place})"
+    # What is predicted is the whole need; what is measured ended with the allocation that failed.
+    needs = "needs" if shortage.where == "prediction" else "needs at least"
+    tight = "; TIGHT: the device has it, headroom keeps it free" if shortage.within_capacity else ""
+    return f"rank {shortage.rank} {needs} {format_bytes(shortage.needed_bytes)} and {may_use}{by} ({place}{tight})"

@@ -35,6 +35,8 @@ CSV_COLUMNS = (
     "slowest_samples_per_s",
     "loss",
     "step_s",
+    "predicted_step_s",
+    "measured_step_s",
 )
 # Columns that would turn into floats where one cell is empty.
 _INTEGERS = (
@@ -63,12 +65,12 @@ def to_markdown(record: Record) -> str:
     """The verdict in one line, then the trials as a GitHub table that names why a value of M did not run."""
     import pandas as pd
 
-    head = f"**{_escaped(verdict_line(record))}**\n"
+    head = f"**{escaped(verdict_line(record))}**\n"
     headings, rows = trial_cells(record)
     if not rows:
         return f"{head}\nno value of M was tried\n"
     reasons = ["" if trial.fits else why_not(trial) for trial in record.trials]
-    cells = [[_escaped(cell) for cell in (*row, reason)] for row, reason in zip(rows, reasons, strict=True)]
+    cells = [[escaped(cell) for cell in (*row, reason)] for row, reason in zip(rows, reasons, strict=True)]
     frame = pd.DataFrame(cells, columns=[*headings, "reason"])
     return f"{head}\n{frame.to_markdown(index=False, disable_numparse=True)}\n"
 
@@ -82,7 +84,7 @@ def _row(record: Record, trial: Trial) -> dict[str, Any]:
         "mini_batch": trial.mini_batch,
         "chosen": is_chosen(record, trial),
         "state": trial.state,
-        "reason": _cell(trial.reason),
+        "reason": None if trial.reason is None else guarded(trial.reason),
         "rank": trial.rank,
         "step_median_s": trial.step_median_s,
         "step_low_s": low_s,
@@ -94,6 +96,8 @@ def _row(record: Record, trial: Trial) -> dict[str, Any]:
         **_stage_columns(trial),
         "loss": trial.loss,
         "step_s": " ".join(_SIGNIFICANT % sample for sample in trial.step_s),
+        "predicted_step_s": None if trial.predicted is None else trial.predicted.step_s,
+        "measured_step_s": trial.step_median_s if record.mode == "measured" else trial.measured_step_s,
     }
 
 
@@ -112,13 +116,12 @@ def _stage_columns(trial: Trial) -> dict[str, Any]:
     return columns
 
 
-def _cell(text: str | None) -> str | None:
-    if text is None:
-        return None
+def guarded(text: str) -> str:
+    """`text` as one cell that no spreadsheet takes for a formula."""
     clean = plain(text)
     return f"'{clean}" if clean.startswith(_FORMULA) else clean
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """`text` as one cell of a GitHub table: on one line, nothing in it taken for a cell border or markup."""
     return re.sub(r"([\\|`*\[\]])", r"\\\1", plain(text)).replace("&", "&amp;").replace("<", "&lt;")

@@ -6,7 +6,7 @@ No colour and no control code is ever written: what goes to a log is what stands
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from chunktune.report import (
@@ -14,6 +14,7 @@ from chunktune.report import (
     fullest_stage,
     plain,
     setting,
+    share_of_budget,
     slowest_stage,
     tokens_per_sample,
     trial_of,
@@ -83,13 +84,13 @@ def _chosen_rows(record: Record, verdict: Verdict) -> list[tuple[str, str]]:
         ("throughput", _throughput(record, trial)),
         ("limit", limit_sentence(record)),
         ("floor", _floor(record, verdict)),
-        ("bubble", _bubble(trial)),
+        ("bubble", _bubble(record, trial)),
         ("fullest stage", _fullest_text(trial)),
         ("slowest stage", _slowest_text(trial)),
         ("rules", _rules(record, verdict)),
         ("smallest M", _smallest(record, verdict)),
-        ("confidence", _confidence(verdict)),
-        ("confirmed", _confirmed(record, verdict)),
+        ("confidence", _confidence(record, verdict)),
+        *([] if record.mode == "predicted" else [("confirmed", _confirmed(record, verdict))]),
     ]
 
 
@@ -114,22 +115,32 @@ def _floor(record: Record, verdict: Verdict) -> str:
     return "none: M = 1 is feasible" if verdict.floor is None else floor_reason(record, verdict)
 
 
-def _bubble(trial: Trial | None) -> str:
+def _bubble(record: Record, trial: Trial | None) -> str:
     bubble = None if trial is None else trial.bubble
     if bubble is None:
         return "not known"
     measured = "not" if bubble.measured is None else format_share(bubble.measured)
     ideal = "not known" if bubble.ideal is None else format_share(bubble.ideal)
-    return f"{measured} measured, ideal {ideal} (share of the step a rank stands idle)"
+    how = "predicted" if record.mode == "predicted" else "measured"
+    return f"{measured} {how}, ideal {ideal} (share of the step a rank stands idle)"
 
 
 def _fullest_text(trial: Trial | None) -> str:
     stage = None if trial is None else fullest_stage(trial)
     if stage is None:
-        return "not known"
-    share = format_share(stage.peak_bytes / max(1, stage.budget_bytes))
-    sizes = f"{format_bytes(stage.peak_bytes)} at the peak of {format_bytes(stage.budget_bytes)} usable"
+        return "not known" if trial is None else _highest_peak(trial)
+    share = format_share(share_of_budget(stage) or 0.0)
+    sizes = f"{format_bytes(stage.peak_bytes or 0)} at the peak of {format_bytes(stage.budget_bytes or 0)} usable"
     return f"rank {stage.rank}: {sizes} ({share})"
+
+
+def _highest_peak(trial: Trial) -> str:
+    """The highest predicted peak where no capacity is known."""
+    peaks = [(stage.peak_bytes, stage.rank) for stage in trial.stages if stage.peak_bytes is not None]
+    if not peaks:
+        return "not known"
+    peak_bytes, rank = max(peaks)
+    return f"rank {rank}: {format_bytes(peak_bytes)} at the peak; what it may use is not known"
 
 
 def _slowest_text(trial: Trial | None) -> str:
@@ -171,8 +182,21 @@ def _smallest(record: Record, verdict: Verdict) -> str:
     return f"{_named(verdict.smallest_within_tolerance)} is the smallest {within}"
 
 
-def _confidence(verdict: Verdict) -> str:
+_BASIS: Mapping[str, str] = {
+    "given": "given: the costs stand in the spec",
+    "measured": "measured: the costs of this micro-batch were measured, the step is simulated",
+    "interpolated": "interpolated: the costs lie between measured ones, the step is simulated",
+    "extrapolated": "extrapolated: the costs lie beyond what was measured",
+    "estimated": "estimated: from a datasheet's peaks, so a lower bound on time; nothing was measured",
+}
+
+
+def _confidence(record: Record, verdict: Verdict) -> str:
     reasons = "; ".join(verdict.confidence_reasons)
+    trial = trial_of(record, verdict.chunks)
+    basis = None if trial is None or trial.predicted is None else trial.predicted.basis
+    if record.mode == "predicted" and basis is not None:
+        return _BASIS[basis] + (f"; {reasons}" if reasons else "")
     return f"{verdict.confidence}: {reasons}" if reasons else verdict.confidence
 
 
@@ -224,11 +248,12 @@ def _head(record: Record) -> str:
     version = record.tool.get("version", "")
     stages = len(next((trial.stages for trial in record.trials if trial.stages), ())) or None
     ranks = stages or setting(record, "pipeline", "stages")
+    source = record.environment.get("costs")
     facts = [
         f"chunktune {version}".strip(),
         schedule_name(record),
         f"K = {ranks}" if ranks else "",
-        record.mode,
+        f"predicted from {source}, nothing was run" if record.mode == "predicted" and source else record.mode,
     ]
     return plain(", ".join(fact for fact in facts if fact))
 

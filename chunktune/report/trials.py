@@ -10,13 +10,24 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from chunktune.report import format_rate, fullest_stage, is_chosen, slowest_stage, tokens_per_sample, wrap
+from chunktune.report import (
+    format_rate,
+    fullest_stage,
+    is_chosen,
+    share_of_budget,
+    slowest_stage,
+    tokens_per_sample,
+    wrap,
+)
 from chunktune.report.limit import trial_reason
 from chunktune.results import Bubble, Record, Trial
-from chunktune.units import format_seconds, format_share
+from chunktune.units import format_bytes, format_seconds, format_share
 
 # What a narrow terminal does without, the dearest last; M, state and samples/s always stay.
-_DISPENSABLE = ("loss", "N", "tokens/s", "ideal", "slowest stage", "b", "of best", "bubble", "peak of budget", "step")
+_DISPENSABLE = (
+    *("loss", "predicted peak", "measured peak", "N", "tokens/s", "ideal", "slowest stage", "b", "of best"),
+    *("predicted step", "measured step", "bubble", "peak of budget", "step"),
+)
 
 
 def trial_cells(record: Record) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -38,8 +49,8 @@ def trial_table(record: Record, width: int | None = None, *, reasons: bool = Tru
     headings, rows = trial_cells(record)
     if not rows:
         return "no value of M was tried"
-    kept, dropped = _fit(headings, rows, width)
-    lines = [_draw([headings[i] for i in kept], [[row[i] for i in kept] for row in rows])]
+    kept, dropped = fit(headings, rows, width, _DISPENSABLE)
+    lines = [draw([headings[i] for i in kept], [[row[i] for i in kept] for row in rows])]
     if dropped:
         lines += wrap(f"(no room for: {', '.join(dropped)})", width)
     failed = [trial_reason(trial) for trial in record.trials if reasons and not trial.fits]
@@ -53,7 +64,7 @@ def _cells(trial: Trial, tokens: int | None, record: Record) -> dict[str, str]:
         "M": str(trial.chunks),
         "b": str(trial.micro_batch),
         "N": str(trial.mini_batch),
-        "state": f"{trial.state}, chosen" if is_chosen(record, trial) else trial.state,
+        "state": f"{_state(trial, record)}, chosen" if is_chosen(record, trial) else _state(trial, record),
         "of best": _of_best(trial, record),
         "step": step_cell(trial),
         "samples/s": _or_dash(rate, format_rate),
@@ -65,9 +76,61 @@ def _cells(trial: Trial, tokens: int | None, record: Record) -> dict[str, str]:
         "ideal": _or_dash(bubble.ideal, format_share),
         "peak of budget": peak_cell(trial),
         "slowest stage": _slowest(trial),
-        "loss": _or_dash(trial.loss, "{:.6g}".format),
     }
+    if record.mode != "predicted":
+        cells["loss"] = _or_dash(trial.loss, "{:.6g}".format)
+    return {**cells, **comparison_cells(trial, record)}
+
+
+def _state(trial: Trial, record: Record) -> str:
+    """The state; for a prediction what it says of memory, where it says it."""
+    if record.mode != "predicted" or trial.state not in ("ok", "oom"):
+        return trial.state
+    if trial.shortage is not None:
+        return "TIGHT" if trial.shortage.within_capacity else "OOM"
+    return "ok" if fullest_stage(trial) is None else "FITS"
+
+
+def comparison_cells(trial: Trial, record: Record) -> dict[str, str]:
+    """What was predicted beside what was measured, or the other way round, with the error of the prediction.
+
+    Columns that no trial of the record fills are not there.
+    """
+    measures = record.mode == "measured"
+    other = "predicted" if measures else "measured"
+    cells = {}
+    if any(step_pair(each, measures) is not None for each in record.trials):
+        cells[f"{other} step"] = _pair_cell(step_pair(trial, measures), format_seconds, measures)
+    if any(peak_pair(each, measures) is not None for each in record.trials):
+        rank, pair = peak_pair(trial, measures) or (None, None)
+        cells[f"{other} peak"] = _pair_cell(pair, format_bytes, measures) + ("" if rank is None else f", rank {rank}")
     return cells
+
+
+def step_pair(trial: Trial, measures: bool) -> tuple[float, float] | None:
+    """Seconds a step, predicted and measured; None where one is not known. `measures`: the record does."""
+    predicted = None if trial.predicted is None else trial.predicted.step_s
+    measured = trial.step_median_s if measures else trial.measured_step_s
+    return (predicted, measured) if predicted and measured else None
+
+
+def peak_pair(trial: Trial, measures: bool) -> tuple[int, tuple[int, int]] | None:
+    """The rank with the highest measured peak and its bytes, predicted and measured; None where one is not known."""
+    foretold = () if trial.predicted is None else trial.predicted.peak_bytes
+    measured = [stage.peak_bytes for stage in trial.stages] if measures else list(trial.measured_peak_bytes)
+    known = [(peak, rank) for rank, peak in enumerate(measured) if peak]
+    if not known or len(foretold) != len(measured):
+        return None
+    peak, rank = max(known)
+    return rank, (foretold[rank], peak)
+
+
+def _pair_cell(pair: tuple[float, float] | None, form: Callable[[float], str], measures: bool) -> str:
+    """The one of the two that has no column of its own, and the prediction's error."""
+    if pair is None:
+        return "-"
+    predicted, measured = pair
+    return f"{form(predicted if measures else measured)} ({100 * (predicted / measured - 1):+.1f}%)"
 
 
 def _of_best(trial: Trial, record: Record) -> str:
@@ -78,6 +141,8 @@ def _of_best(trial: Trial, record: Record) -> str:
     if not against:
         return "best"
     low, high = against[0].interval or (against[0].ratio, against[0].ratio)
+    if record.mode == "predicted":
+        return f"{100 * against[0].ratio:.1f}%"
     return f"{100 * against[0].ratio:.1f} [{100 * low:.1f}, {100 * high:.1f}]%"
 
 
@@ -91,11 +156,14 @@ def step_cell(trial: Trial) -> str:
 
 
 def peak_cell(trial: Trial) -> str:
-    """The fullest rank's peak as a share of what it may use, "-" where none was read."""
-    stage = fullest_stage(trial)
-    if stage is None:
+    """The fullest rank's peak as a share of what it may use, "-" where none is known."""
+    stage, short = fullest_stage(trial), trial.shortage
+    share = None if stage is None else share_of_budget(stage)
+    if stage is not None and share is not None:
+        return f"{format_share(share)}, rank {stage.rank}"
+    if short is None or short.where != "prediction" or short.needed_bytes is None:
         return "-"
-    return f"{format_share(stage.peak_bytes / max(1, stage.budget_bytes))}, rank {stage.rank}"
+    return f"{format_share(short.needed_bytes / max(1, short.budget_bytes))}, rank {short.rank}"
 
 
 def _slowest(trial: Trial) -> str:
@@ -103,10 +171,13 @@ def _slowest(trial: Trial) -> str:
     return "-" if stage is None else f"rank {stage.rank}, {format_seconds(stage.busy_s)}"
 
 
-def _fit(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> tuple[list[int], list[str]]:
+def fit(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, dispensable: Sequence[str]
+) -> tuple[list[int], list[str]]:
+    """The columns that `width` has room for, and the names of those left out, the first of `dispensable` first."""
     kept = list(range(len(headings)))
     dropped: list[str] = []
-    for name in _DISPENSABLE:
+    for name in dispensable:
         if width is None or _table_columns(headings, rows, kept) <= width:
             break
         if name in headings:
@@ -120,10 +191,11 @@ def _table_columns(headings: Sequence[str], rows: Sequence[Sequence[str]], kept:
     return sum(widths) + 3 * len(widths) + 1
 
 
-def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def draw(headings: Sequence[str], rows: Sequence[Sequence[str]], left: str = "state") -> str:
+    """Rows of cells as a table in plain characters; the column named `left` is set to the left, all others right."""
     table = Table(box=box.ASCII)
     for heading in headings:
-        table.add_column(heading, justify="left" if heading == "state" else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if heading == left else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     text = io.StringIO()

@@ -8,7 +8,8 @@ import pytest
 
 import chunktune
 from chunktune.cli.app import main
-from chunktune.cli.sweep import OVERRIDES, sweep
+from chunktune.cli.options import OVERRIDES
+from chunktune.cli.sweep import sweep
 
 ROOT = Path(chunktune.__file__).parents[1]
 HEAVY = ("torch", "pandas", "numpy")

@@ -6,24 +6,17 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from torch_orders import (
-    Compute,
-    Player,
-    Post,
-    Transfer,
-    Wait,
-    construct,
-    mock_stages,
-    steps_of_ranks,
-    torch_parts,
-)
+from torch_orders import Player, construct, mock_stages, steps_of_ranks, torch_parts
 
-from chunktune import schedules
+from chunktune import orders, schedules
+from chunktune.orders import Compute, Post, Step, Transfer, Wait
 from chunktune.schedules import SCHEDULES, Schedule
 
 STAGES = range(1, 5)
 CHUNKS = range(1, 17)
 VIRTUAL = range(1, 4)
+# V above 3: torch reshards parts on the way, which moves the receives.
+LARGER = [(8, chunks, 2) for chunks in (8, 16, 24, 32)] + [(2, 4, 5), (3, 6, 4)]
 ROWS = pytest.mark.parametrize("row", SCHEDULES.values(), ids=list(SCHEDULES))
 
 
@@ -37,6 +30,14 @@ def legal(row: Schedule) -> Iterator[tuple[int, int, int]]:
             for chunks in CHUNKS:
                 if not schedules.refusal(row.name, stages=stages, chunks=chunks, virtual_stages=virtual):
                     yield stages, chunks, virtual
+
+
+def legal_and_larger(row: Schedule) -> Iterator[tuple[int, int, int]]:
+    yield from legal(row)
+    for stages, chunks, virtual in LARGER:
+        v = 1 if row.placement == "single" else virtual
+        if not schedules.refusal(row.name, stages=stages, chunks=chunks, virtual_stages=v):
+            yield stages, chunks, v
 
 
 def torch_refuses(row: Schedule, stages: int, chunks: int, virtual: int) -> bool:
@@ -55,6 +56,15 @@ def test_legality_is_what_the_constructors_accept(row: Schedule, stages: int) ->
             ours = schedules.refusal(row.name, stages=stages, chunks=chunks, virtual_stages=virtual)
             theirs = torch_refuses(row, stages, chunks, virtual)
             assert (ours is not None) == theirs, (stages, chunks, virtual, ours)
+
+
+@ROWS
+def test_the_program_is_what_torch_executes(row: Schedule) -> None:
+    for stages, chunks, virtual in legal_and_larger(row):
+        theirs = steps_of_ranks(row.torch_name, stages, chunks, virtual)
+        ours = orders.program(row.name, stages=stages, chunks=chunks, virtual_stages=virtual)
+        for rank, (steps, expected) in enumerate(zip(ours, theirs, strict=True)):
+            assert list(steps) == expected, (stages, chunks, virtual, rank)
 
 
 @ROWS
@@ -106,7 +116,7 @@ def test_the_ideal_bubble_is_what_torchs_order_gives_with_free_communication(nam
 
 def test_the_player_sees_a_deadlock() -> None:
     there, back = Transfer("F", 1, 0, 0, 1), Transfer("B", 0, 0, 1, 0)
-    ranks = [
+    ranks: list[list[Step]] = [
         [Compute("F", 0, 0), Post((back,)), Wait((back,)), Post((there,)), Compute("B", 0, 0)],
         [Post((there,)), Wait((there,)), Compute("F", 1, 0), Compute("B", 1, 0), Post((back,))],
     ]
@@ -115,7 +125,7 @@ def test_the_player_sees_a_deadlock() -> None:
 
 def test_the_player_sees_a_message_that_would_overtake() -> None:
     first, second = Transfer("F", 1, 0, 0, 1), Transfer("F", 1, 1, 0, 1)
-    ranks = [
+    ranks: list[list[Step]] = [
         [Compute("F", 0, 0), Post((first,)), Compute("F", 0, 1), Post((second,))],
         [Post((second,)), Wait((second,)), Compute("F", 1, 1), Post((first,)), Compute("F", 1, 0)],
     ]

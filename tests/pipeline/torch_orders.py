@@ -7,8 +7,7 @@ only writes down; the others execute `pipeline_order_with_comms`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -24,6 +23,8 @@ from torch.distributed.pipelining.schedules import (
     get_schedule_class,
 )
 
+from chunktune.orders import Compute, Post, Step, Transfer, Wait
+
 __all__ = ["FakeTensorMode", "stage_backward_input", "stage_backward_weight"]
 
 
@@ -32,43 +33,6 @@ class LocalStage(PipelineStage):
 
     def _get_init_p2p_neighbors_ops(self) -> list[Any]:
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """A boundary tensor on its way: `kind` F or B, into `part`, of one micro-batch, between two ranks."""
-
-    kind: str
-    part: int
-    chunk: int
-    source: int
-    target: int
-
-
-@dataclass(frozen=True)
-class Compute:
-    """F, B, I or W of one micro-batch in one part."""
-
-    kind: str
-    part: int
-    chunk: int
-
-
-@dataclass(frozen=True)
-class Post:
-    """Transfers handed to the back end together; the rank goes on at once."""
-
-    transfers: tuple[Transfer, ...]
-
-
-@dataclass(frozen=True)
-class Wait:
-    """The rank goes on when these have come through."""
-
-    transfers: tuple[Transfer, ...]
-
-
-Step = Compute | Post | Wait
 
 
 def mock_stages(stages: int, virtual_stages: int, rank: int = 0) -> list[Any]:
@@ -139,11 +103,14 @@ class _RecordingStage(SimpleNamespace):
         pass
 
     def batch(self, transfers: Any, desc: Any = None) -> list[Transfer]:
-        self.steps.append(Post(tuple(transfers)))
+        # At an end of the pipeline the loop hands over no operations: torch then does nothing, and nothing is noted.
+        if transfers:
+            self.steps.append(Post(tuple(transfers)))
         return list(transfers)
 
     def wait(self, transfers: Any) -> None:
-        self.steps.append(Wait(tuple(transfers)))
+        if transfers:
+            self.steps.append(Wait(tuple(transfers)))
 
 
 def loop_steps(torch_name: str, stages: int, chunks: int, rank: int) -> list[Step]:
@@ -213,7 +180,7 @@ class Player:
     needs its input to have arrived, a backward its gradient; W needs its I.
     """
 
-    def __init__(self, ranks: list[list[Step]]) -> None:
+    def __init__(self, ranks: Sequence[Sequence[Step]]) -> None:
         self.ranks = ranks
         self.position = [0] * len(ranks)
         self.queues: dict[tuple[int, int], list[set[Transfer]]] = {}

@@ -1,0 +1,91 @@
+"""The options that `sweep` and `whatif` share: settings over the spec, outputs, and the keys that they override."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+SETTINGS = "Settings (over the spec and the environment)"
+OUTPUT = "Output"
+RUNNING = "Running"
+
+# Parameter of `sweep` -> the key of the spec that it overrides.
+OVERRIDES: Mapping[str, str] = {
+    "stages": "pipeline.stages",
+    "schedule": "pipeline.schedule",
+    "virtual_stages": "pipeline.virtual_stages",
+    "recompute": "pipeline.recompute",
+    "partition": "pipeline.partition",
+    "mini_batch": "batch.mini_batch",
+    "micro_batch": "batch.micro_batch",
+    "chunks": "batch.chunks",
+    "optimizer": "training.optimizer",
+    "precision": "training.precision",
+    "device": "device.kind",
+    "memory": "device.memory",
+    "headroom": "device.headroom",
+    "criterion": "sweep.criterion",
+    "tolerance": "sweep.tolerance",
+    "patience": "sweep.patience",
+    "budget": "sweep.budget",
+}
+_LISTS = ("chunks", "partition")
+
+
+def setting(flag: str, metavar: str, text: str) -> Any:
+    """An option that overrides a key of the spec."""
+    return typer.Option(flag, metavar=metavar, help=text, rich_help_panel=SETTINGS, show_default=False)
+
+
+def output(flag: str, metavar: str | None, text: str) -> Any:
+    """An option that says where the answer goes."""
+    return typer.Option(flag, metavar=metavar, help=text, rich_help_panel=OUTPUT, show_default=False)
+
+
+def running(flag: str, text: str) -> Any:
+    """A switch of how the command runs."""
+    return typer.Option(flag, help=text, rich_help_panel=RUNNING)
+
+
+Sets = Annotated[list[str] | None, setting("--set", "KEY=VALUE", "Any key of the spec; repeatable.")]
+Stages = Annotated[str | None, setting("--stages", "K", "Pipeline ranks, or auto.")]
+Schedule = Annotated[str | None, setting("--schedule", "NAME", "gpipe, 1f1b, interleaved-1f1b, ...")]
+VirtualStages = Annotated[str | None, setting("--virtual-stages", "V", "Parts a rank, or auto.")]
+Recompute = Annotated[str | None, setting("--recompute", "HOW", "none or full.")]
+Partition = Annotated[str | None, setting("--partition", "HOW", "uniform, parameters, time, or counts such as 4,4.")]
+MiniBatch = Annotated[str | None, setting("--mini-batch", "N", "Samples a step, held fixed.")]
+MicroBatch = Annotated[str | None, setting("--micro-batch", "B", "Samples a chunk, held fixed.")]
+Chunks = Annotated[str | None, setting("--chunks", "M", "auto, values such as 1,2,4, or 1:64.")]
+Optimizer = Annotated[str | None, setting("--optimizer", "NAME", "adamw, sgd or none.")]
+Precision = Annotated[str | None, setting("--precision", "TYPE", "float32 or bfloat16.")]
+Memory = Annotated[str | None, setting("--memory", "SIZE", "What a rank may use: auto, 12GiB, ...")]
+Headroom = Annotated[str | None, setting("--headroom", "SHARE", "Share kept free: 5% or 0.05.")]
+Criterion = Annotated[str | None, setting("--criterion", "RULE", "pipeline or stage.")]
+Tolerance = Annotated[str | None, setting("--tolerance", "SHARE", "What counts as slower: 1%.")]
+Patience = Annotated[str | None, setting("--patience", "COUNT", "Values tried past a fall.")]
+
+CsvFile = Annotated[str | None, output("--csv", "FILE", "The trials as CSV; - for stdout.")]
+MarkdownFile = Annotated[str | None, output("--markdown", "FILE", "The trials as Markdown; - for stdout.")]
+JsonFile = Annotated[str | None, output("--json", "FILE", "The record as JSON; - for stdout.")]
+Printed = Annotated[str | None, output("--print", "chunks", "Print only the chosen M.")]
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=RUNNING)]
+Debug = Annotated[bool, running("--debug", "Show tracebacks.")]
+
+
+def overrides(parameters: Mapping[str, Any], keys: Mapping[str, str] = OVERRIDES) -> dict[str, tuple[str, Any]]:
+    """Dotted key -> (flag, value) for the settings given as flags; lists may be written without brackets."""
+    return {
+        key: (f"--{name.replace('_', '-')}", _bracketed(parameters[name]) if name in _LISTS else parameters[name])
+        for name, key in keys.items()
+        if parameters.get(name) is not None
+    }
+
+
+def _bracketed(text: str) -> str:
+    """`1,2,4` as the list it means."""
+    items = text.split(",")
+    digits = all(item.strip().removeprefix("-").isdecimal() for item in items)
+    return f"[{text}]" if digits and text.isascii() else text
