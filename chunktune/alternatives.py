@@ -54,15 +54,22 @@ def with_alternatives(spec: Spec, verdict: Verdict, predict: Predict) -> Verdict
 def alternatives(spec: Spec, verdict: Verdict, predict: Predict) -> tuple[Alternative, ...]:
     """What answers the verdict's limit, each at its best M; the illegal and the unfit are left out.
 
-    Memory (above or as the floor): recomputation, twice the stages. Throughput: half the stages in twice as many
-    replicas, twice the batch, every other schedule. Other limits have none. `spec` names K.
+    Memory (above or as the floor): recomputation, twice the stages, both where neither helps. Throughput: half the
+    stages in twice as many replicas, twice the batch, every other schedule. Other limits have none. `spec` names K.
     """
     stages = spec.pipeline.stages
     changes = list(_changes(spec, verdict, stages)) if stages else []
     if not changes or stages is None:
         return ()
     now = _throughput_now(spec, verdict, predict)
-    return tuple(made for change in changes if (made := _predicted(spec, stages, change, now, predict)) is not None)
+
+    def predicted(some: Iterable[_Change]) -> list[Alternative]:
+        return [made for one in some if (made := _predicted(spec, stages, one, now, predict)) is not None]
+
+    found = predicted(changes)
+    if limited_by_memory(verdict) and not any(map(_answers, found)):
+        found += predicted(_both_for_memory(spec, stages))
+    return tuple(found)
 
 
 def limited_by_memory(verdict: Verdict) -> bool:
@@ -83,6 +90,12 @@ def _for_memory(spec: Spec, stages: int) -> Iterator[_Change]:
     if spec.pipeline.recompute == "none":
         yield _Change('pipeline.recompute = "full"', {"pipeline.recompute": "full"})
     yield _Change(f"{2 * stages} stages", _with_stages(spec, 2 * stages))
+
+
+def _both_for_memory(spec: Spec, stages: int) -> Iterator[_Change]:
+    if spec.pipeline.recompute == "none":
+        settings = {"pipeline.recompute": "full", **_with_stages(spec, 2 * stages)}
+        yield _Change(f'pipeline.recompute = "full" and {2 * stages} stages', settings)
 
 
 def _for_throughput(spec: Spec, stages: int) -> Iterator[_Change]:

@@ -278,7 +278,10 @@ class _CudaWatch:
 
 
 def open_device(kind: str, local_rank: int, ranks_here: int, sharing: int | None = None) -> Device:
-    """The device of one rank; `sharing`: ranks that share the CPU's memory, where other than those here. Raises UsageError when a GPU was asked for, or is there, and cannot be used."""
+    """The device of one rank; `sharing`: ranks that share the CPU's memory, where other than those here.
+
+    Raises UsageError when a GPU was asked for, or is there, and cannot be used.
+    """
     if resolve_kind(kind) == "cpu":
         return CpuDevice(sharing or ranks_here)
     visible = torch.cuda.device_count()

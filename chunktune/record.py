@@ -345,9 +345,17 @@ def read_record(path: Path) -> Record:
         raise UsageError(f'{path}: not a record: it has no "schema_version"')
     _check_version(str(path), data, UsageError)
     try:
-        return validated(Record, data, str(path))
+        return validated(Record, migrated(data), str(path))
     except EnvironmentFailedError as error:
         raise UsageError(str(error)) from error
+
+
+def migrated(data: Event) -> Event:
+    """The fields of a record of any known schema version as those of the present one.
+
+    1 -> 2: what is new (operations of a prediction, layers, alternatives) is empty where nobody recorded it.
+    """
+    return {**data, "schema_version": SCHEMA_VERSION}
 
 
 def record_schema() -> dict[str, Any]:

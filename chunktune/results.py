@@ -200,7 +200,7 @@ class LayerFigures(Frozen):
 
 
 class LayerProfile(Frozen):
-    """`count` equal consecutive layers: what one of them holds for as long as it lives, and its figures, by b ascending.
+    """`count` equal consecutive layers: what one of them holds as long as it lives, and its figures, by b ascending.
 
     The last profile of a model is its loss (`loss` is true), which is no layer of any part. `gradient_bytes`: of the
     trained weights. `optimizer_bytes`: the optimizer's state. The optimizer's step takes above that

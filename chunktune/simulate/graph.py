@@ -78,7 +78,7 @@ def hop_seconds(durations: Durations) -> list[float]:
     return [*durations.transfer_s, 0.0]
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)  # a ladder of M, so that a grid whose durations vary compiles it once
 def compiled(schedule: str, stages: int, chunks: int, virtual_stages: int, transfers: Transfers) -> Graph:
     """The graph of a legal (K, M, V). Raises ValueError where the program cannot come to its end."""
     steps = program(schedule, stages=stages, chunks=chunks, virtual_stages=virtual_stages)

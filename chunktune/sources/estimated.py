@@ -17,6 +17,7 @@ from chunktune import partition
 from chunktune.costs import Costs, Setting
 from chunktune.datasheets import Hardware, hardware
 from chunktune.results import LayerProfile
+from chunktune.sources.figures import filled, sizes_asked
 from chunktune.sources.interpolation import at
 from chunktune.sources.seconds import SPLIT_NOTE, Seconds, durations, per_rank, splits_backward, total
 from chunktune.spec import Spec
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
 
 CUDA_ROUNDING_BYTES = 512
 """What CUDA's caching allocator rounds a block up to: kMinBlockSize in c10/core/AllocatorConfig.h."""
-_FEW = 4
-_STEP = 8
-_LEAST_TOP = 64
+_SMALL, _LARGE = 8, 64
 _PASSES = 3
 """The optimizer reads gradients, reads and writes weights, and besides reads and writes its state."""
 
@@ -51,11 +50,11 @@ class EstimatedCosts:
         self._model(spec).learn(sorted(set(micro_batches)))
 
     def layers(self, spec: Spec) -> tuple[LayerProfile, ...]:
-        """Profiles at b where `batch` fixes it, else at N's divisors where these are few, else at 1, 8, 64, ... to N.
+        """Profiles with figures at every b that the spec can come to, profiled at those of `sizes_of`.
 
         Raises SpecError or UserCodeError for a factory that fails, and for a layer that does on fake tensors.
         """
-        return self._model(spec).profiles(sizes_of(spec))
+        return self._model(spec).profiles(sizes_of(spec), sizes_asked(spec))
 
     def layer_s(self, spec: Spec, micro_batch: int) -> tuple[float, ...]:
         """Forward and backward of every layer at b. Raises as `layers` does."""
@@ -99,21 +98,18 @@ class EstimatedCosts:
 
 
 def sizes_of(spec: Spec) -> tuple[int, ...]:
-    """The b at which a spec's layers are profiled, ascending: as many as bytes need to be interpolated between.
+    """The b at which a spec's layers are profiled, ascending; between them figures lie on a line.
 
-    They depend on the spec alone, so that a prediction does not depend on what was predicted before it.
+    They depend on the spec alone, so that a prediction does not depend on what was predicted before it, and are the
+    same for many N, so that a grid profiles few.
     """
-    batch = spec.batch
-    if batch.micro_batch is not None:
-        return (batch.micro_batch,)
-    most = batch.mini_batch or 1
-    divisors = [b for b in range(1, min(most, 10_000) + 1) if most % b == 0]
-    if len(divisors) <= _FEW and divisors[-1] == most:
-        return tuple(divisors)
-    top = _STEP
+    most = sizes_asked(spec)[-1]
+    if spec.batch.micro_batch is not None or most <= _SMALL:
+        return sizes_asked(spec)
+    top = _LARGE
     while top < most:
-        top *= _STEP
-    return tuple(sorted({1, _STEP, min(top, _LEAST_TOP), top}))
+        top *= _SMALL
+    return tuple(sorted({1, _LARGE, top}))
 
 
 @dataclass
@@ -124,7 +120,7 @@ class _Model:
     spec_dir: str
     _figures: dict[int, list[LayerProfile]] = field(default_factory=dict)
     _kernels: dict[int, tuple[Kernels, ...]] = field(default_factory=dict)
-    _profiles: dict[tuple[int, ...], tuple[LayerProfile, ...]] = field(default_factory=dict)
+    _profiles: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[LayerProfile, ...]] = field(default_factory=dict)
     _timed: dict[tuple[tuple[int, ...], int, Hardware, str], tuple[Seconds, ...]] = field(default_factory=dict)
 
     @cached_property
@@ -144,13 +140,13 @@ class _Model:
                 self._figures[size] = _one_by_one(self._profiler.profiles([size]))
                 self._kernels[size] = self._profiler.kernels(size)
 
-    def profiles(self, sizes: tuple[int, ...]) -> tuple[LayerProfile, ...]:
-        """The layers with their figures at these b, equal neighbours in one."""
-        if sizes not in self._profiles:
+    def profiles(self, sizes: tuple[int, ...], asked: tuple[int, ...]) -> tuple[LayerProfile, ...]:
+        """The layers, equal neighbours in one, with their figures at `sizes` and at the `asked` b between these."""
+        if (sizes, asked) not in self._profiles:
             self.learn(sizes)
             columns = zip(*(self._figures[size] for size in sizes), strict=True)
-            self._profiles[sizes] = tuple(_runs([_merged(column) for column in columns]))
-        return self._profiles[sizes]
+            self._profiles[sizes, asked] = filled(tuple(_runs(_merged(column) for column in columns)), asked)
+        return self._profiles[sizes, asked]
 
     def seconds(self, sizes: tuple[int, ...], micro_batch: int, device: Hardware) -> tuple[Seconds, ...]:
         """Every layer at b, and last the loss."""

@@ -85,7 +85,8 @@ class GivenCosts:
 
     def layer_s(self, spec: Spec, micro_batch: int) -> tuple[float, ...]:
         """Forward and whole backward of every part at b."""
-        return tuple(part.forward_s + part.backward_s for part in _given(spec, _parts(spec), micro_batch))
+        parts = _given(_costs(spec), _parts(spec), micro_batch)
+        return tuple(part.forward_s + part.backward_s for part in parts)
 
     def costs(self, setting: Setting, micro_batch: int) -> Costs:
         """The given seconds; at another b than theirs those of a micro-batch grow in proportion to it."""
@@ -94,7 +95,7 @@ class GivenCosts:
         communication_s = _spread(model.communication_s, count)
         played = durations(
             setting,
-            _given(setting.spec, count, micro_batch),
+            _given(model, count, micro_batch),
             transfer_s=[scale * seconds for seconds in communication_s[:-1]],
             update_s=per_rank(setting, _spread(model.update_s, count)),
         )
@@ -141,8 +142,7 @@ def _spread(value: _Value | Sequence[_Value], parts: int) -> list[_Value]:
     return list(value)
 
 
-def _given(spec: Spec, parts: int, micro_batch: int) -> list[Seconds]:
-    model = _costs(spec)
+def _given(model: CostsModel, parts: int, micro_batch: int) -> list[Seconds]:
     scale = micro_batch / model.micro_batch
     forward_s, backward_s = _spread(model.forward_s, parts), _spread(model.backward_s, parts)
     if model.weight_s is None:

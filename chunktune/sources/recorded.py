@@ -20,6 +20,7 @@ from chunktune.errors import UsageError
 from chunktune.predict import Overhead, Shape, fit_overhead
 from chunktune.results import LayerFigures, LayerProfile, PartSeconds, Predicted, Record, Trial
 from chunktune.settings import leaves
+from chunktune.sources.figures import filled, sizes_asked
 from chunktune.sources.interpolation import at, reach
 from chunktune.sources.seconds import SPLIT_NOTE, Seconds, durations, per_rank, splits_backward, total
 from chunktune.spec import Spec
@@ -46,6 +47,7 @@ class RecordedCosts:
         self._rehearsals = _by_size(self._trials)
         self._sizes = tuple(self._rehearsals)
         self._cache: dict[int, tuple[Seconds, ...]] = {}
+        self._filled: dict[tuple[int, ...], tuple[LayerProfile, ...]] = {}
 
     @property
     def label(self) -> str:
@@ -53,9 +55,12 @@ class RecordedCosts:
         return f"record of {self._record.started_at} ({self._pipeline}, b = {_listed(self._sizes)})"
 
     def layers(self, spec: Spec) -> tuple[LayerProfile, ...] | None:
-        """The record's profiles; None where it has none. Raises UsageError for another model."""
+        """The record's profiles, also between its sizes; None without any. Raises UsageError for another model."""
         self._check(spec)
-        return self._record.layers or None
+        asked = sizes_asked(spec)
+        if asked not in self._filled:
+            self._filled[asked] = filled(self._record.layers, asked)
+        return self._filled[asked] or None
 
     def layer_s(self, spec: Spec, micro_batch: int) -> tuple[float, ...]:
         """Forward and backward of every layer at b, without recomputation. Raises UsageError for another model."""
@@ -208,12 +213,11 @@ class RecordedCosts:
 
     @cached_property
     def _overhead(self) -> Overhead:
-        """What the runtime adds; where no steps were measured, what it took in the rehearsals."""
-        found = fit_overhead(self._shape, self._trials if self._record.mode == "measured" else ())
-        if found.fitted_from:
-            return found
-        taken = [each.overhead_s for rehearsals in self._rehearsals.values() for each in rehearsals]
-        return Overhead(overhead_s=statistics.median([value for value in taken if value is not None] or [0.0]))
+        """What the runtime adds; where no steps were measured, what its rehearsals make likely."""
+        every = [each.rehearsed_overhead_s for rehearsals in self._rehearsals.values() for each in rehearsals]
+        known = [seconds for seconds in every if seconds is not None]
+        measured = self._trials if self._record.mode == "measured" else ()
+        return fit_overhead(self._shape, measured, statistics.median(known) if known else None)
 
     @cached_property
     def _update_of_layers(self) -> list[float]:

@@ -113,8 +113,7 @@ class Engine:
         return value
 
     def _environment(self, spec: Spec) -> dict[str, Any]:
-        hardware = getattr(spec, "hardware", None)
-        return {"costs": self.source.label, "device": getattr(hardware, "name", None)}
+        return {"costs": self.source.label, "device": spec.hardware.name}
 
 
 def rank_peaks(setting: Setting, layers: Sequence[LayerProfile], chunks: int, micro_batch: int) -> tuple[int, ...]:
@@ -175,8 +174,8 @@ def _resolved(setting: Setting) -> dict[str, Any]:
 
 
 def _cost_key(setting: Setting) -> str:
-    """All that costs and peaks may depend on beside M and b."""
+    """All that costs and peaks may depend on beside M and b; N decides where a source looks between sizes."""
     asked = setting.spec.model_dump_json(
-        exclude={"batch": True, "sweep": True, "device": {"memory", "headroom", "reserve"}}
+        exclude={"batch": {"chunks"}, "sweep": True, "device": {"memory", "headroom", "reserve"}}
     )
     return f"{setting.stages} {setting.virtual_stages} {setting.counts} {asked}"

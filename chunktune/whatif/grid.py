@@ -29,6 +29,7 @@ SYMBOLS: Mapping[str, str] = {
 # Of a last part that several tables have, the one that people vary.
 _FIRST = ("pipeline", "batch", "training", "device", "sweep", "model", "hardware")
 _EXCLUSIVE = ("batch.mini_batch", "batch.micro_batch")
+_SHAPE = ("pipeline.stages", "pipeline.schedule", "pipeline.virtual_stages")
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 MemoryWord = Literal["FITS", "TIGHT", "OOM"]
@@ -168,25 +169,32 @@ def predict_grid(varied: Mapping[str, Sequence[Any]], load: Load, predict: Predi
     A combination that cannot be predicted is a row with its reason. Raises SpecError where no combination is a
     valid spec.
     """
-    made: list[Row] = []
+    made: dict[tuple[int, ...], Row] = {}
     wrong: list[Mistake] = []
     warnings: dict[str, None] = {}
     costs: dict[str, None] = {}
-    for values in product(*varied.values()):
-        settings = dict(zip(varied, values, strict=True))
+    for place in _same_shapes_together(varied):
+        settings = {key: values[index] for (key, values), index in zip(varied.items(), place, strict=True)}
         try:
             record = predict(load(settings))
         except ChunktuneError as error:
             wrong += error.mistakes if isinstance(error, SpecError) else ()
-            made.append(Row(settings=settings, reason=one_line(error)))
+            made[place] = Row(settings=settings, reason=one_line(error))
             continue
         warnings.update(dict.fromkeys(record.warnings))
         costs[str(record.environment.get("costs") or "costs")] = None
-        made.append(row_of(settings, record))
-    invalid = [row for row in made if row.reason is not None and row.stages is None]
-    if wrong and len(invalid) == len(made):
+        made[place] = row_of(settings, record)
+    if wrong and all(row.stages is None for row in made.values()):
         raise SpecError(list(dict.fromkeys(wrong)))
-    return Grid(costs=" and ".join(costs), varied=tuple(varied), rows=ranked(made), warnings=tuple(warnings))
+    rows = ranked([made[place] for place in sorted(made)])
+    return Grid(costs=" and ".join(costs), varied=tuple(varied), rows=rows, warnings=tuple(warnings))
+
+
+def _same_shapes_together(varied: Mapping[str, Sequence[Any]]) -> list[tuple[int, ...]]:
+    """The places of all combinations, those of one schedule, K and V in a row: they share what is simulated."""
+    shaping = [index for index, key in enumerate(varied) if key in _SHAPE]
+    places = product(*(range(len(values)) for values in varied.values()))
+    return sorted(places, key=lambda place: [place[index] for index in shaping])
 
 
 def ranked(rows: Sequence[Row]) -> tuple[Row, ...]:

@@ -65,36 +65,35 @@ class PredictedRunner:
         micro_batch, mini_batch = self.candidates.batch_of(chunks)
         costs = self.costs_at(micro_batch)
         self.notes.update(dict.fromkeys(costs.notes))
-        simulated = self.simulate(chunks, costs.durations)
-        step_s = simulated.step_s + costs.constant_s
-        if step_s <= 0 or max(simulated.busy_s) <= 0:
-            raise UsageError("the costs of every operation are 0 seconds; a step has to take some time to be compared")
-        peaks = self.peaks(chunks, micro_batch)
+        predicted = Predicted(
+            step_s=None,
+            peak_bytes=self.peaks(chunks, micro_batch),
+            overhead_s=costs.durations.overhead_s,
+            constant_s=costs.constant_s,
+            basis=costs.basis,
+        )
         ran = self.measured.get((chunks, micro_batch))
         trial = Trial(
             chunks=chunks,
             micro_batch=micro_batch,
             mini_batch=mini_batch,
             state="ok",
-            predicted=Predicted(
-                step_s=step_s,
-                peak_bytes=peaks,
-                overhead_s=costs.durations.overhead_s,
-                constant_s=costs.constant_s,
-                basis=costs.basis,
-            ),
+            predicted=predicted,
             measured_step_s=None if ran is None else ran.step_median_s,
             measured_peak_bytes=() if ran is None else _known_peaks(ran),
         )
-        shortage = short_of(peaks, self.room)
+        shortage = short_of(predicted.peak_bytes, self.room)
         if shortage is not None:
             return trial.model_copy(update=_does_not_fit(shortage))
-        return trial.model_copy(update=self._figures(trial, costs.durations, simulated, step_s, peaks))
+        return trial.model_copy(update=self._figures(trial, predicted, costs))
 
-    def _figures(
-        self, trial: Trial, durations: Durations, simulated: Simulated, step_s: float, peaks: tuple[int, ...]
-    ) -> dict[str, object]:
+    def _figures(self, trial: Trial, predicted: Predicted, costs: Costs) -> dict[str, object]:
         """What a trial that fits holds besides."""
+        durations, peaks = costs.durations, predicted.peak_bytes
+        simulated = self.simulate(trial.chunks, durations)
+        step_s = simulated.step_s + costs.constant_s
+        if step_s <= 0 or max(simulated.busy_s) <= 0:
+            raise UsageError("the costs of every operation are 0 seconds; a step has to take some time to be compared")
         stages = tuple(
             self._stage(rank, durations, busy_s, step_s, trial.mini_batch, peaks[rank] if peaks else None)
             for rank, busy_s in enumerate(simulated.busy_s)
@@ -102,6 +101,7 @@ class PredictedRunner:
         shape = Shape(self._schedule.name, self.setting.stages, self.setting.virtual_stages)
         ideal = ideal_bubble(shape, trial.chunks)
         return {
+            "predicted": predicted.model_copy(update={"step_s": step_s}),
             "step_s": (step_s,),
             "step_median_s": step_s,
             "throughput_samples_per_s": trial.mini_batch / step_s,

@@ -69,7 +69,7 @@ def test_the_help_groups_its_options() -> None:
 FLAGS = """
 --budget --chunks --criterion --csv --debug --device --dry-run --force --headroom --help --json --markdown
 --memory --micro-batch --mini-batch --optimizer --output-dir --partition --patience --precision --print --quick
---quiet --recompute --schedule --set --stages --strict --tolerance --virtual-stages
+--quiet --recompute --rehearse --schedule --set --stages --strict --tolerance --virtual-stages
 """
 
 

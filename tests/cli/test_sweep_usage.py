@@ -9,7 +9,7 @@ import pytest
 
 import chunktune.pipeline
 from chunktune.candidates import Candidates
-from chunktune.cli import app, outputs
+from chunktune.cli import app, options, outputs
 from chunktune.cli import sweep as command
 from chunktune.cli.app import main
 from chunktune.errors import EnvironmentFailedError, InterruptedSweepError, UserCodeError
@@ -205,7 +205,7 @@ def test_flags_become_the_request(place: Path, launch: FakeLaunch) -> None:
     assert (spec.training.seed, request.quick, request.name) == (5, True, "spec")
     assert (request.spec_dir, request.output_dir) == (str(place), str(place / "out"))
     given = {key for key, source in request.sources.items() if source.startswith("flag --")}
-    assert given == set(command.OVERRIDES.values()) - {"batch.mini_batch"}
+    assert given == set(options.OVERRIDES.values()) - {"batch.mini_batch"}
 
 
 @pytest.mark.parametrize(("text", "chunks"), [("8", (8,)), ("1, 2", (1, 2)), ("1:64", "1:64"), ("auto", "auto")])

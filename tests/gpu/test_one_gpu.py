@@ -111,11 +111,22 @@ def test_a_memory_floor_at_the_real_capacity(total_bytes: int) -> None:
     case.check(sweep(case.spec, "--quick").chosen())
 
 
+def test_four_stages_rehearse_in_turn_on_one_gpu(device: CudaDevice) -> None:
+    finished = sweep(on_device.two_stages("cuda", "1f1b").spec, "--stages", "4", "--rehearse", "--chunks", "4,8")
+    record = finished.chosen()
+    assert record.mode == "rehearsed"
+    assert {place["kind"] for place in record.environment["devices"]} == {"cuda"}
+    for trial in record.trials:
+        assert trial.fits and len(trial.stages) == 4
+        assert all(stage.peak_bytes > 0 and stage.busy_s > 0 for stage in trial.stages)
+
+
 def test_more_stages_than_gpus_are_refused() -> None:
     stages = torch.cuda.device_count() + 1
     done = sweep(on_device.one_stage("cuda").spec, "--stages", str(stages))
     assert done.returncode == 2, done
     assert f"pipeline.stages = {stages}" in done.stderr, done
+    assert "--rehearse" in done.stderr, done
     assert done.record is None
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Finished, despite_noise, sweep
+from running import Finished, despite_noise, run, sweep
 
 from chunktune.candidates import enumerate_candidates
 from chunktune.results import Record, Verdict
@@ -16,6 +17,7 @@ from chunktune.spec import load
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 NAMES = ("1f1b", "gpipe", "memory_bound", "micro_batch", "python", "throughput_bound", "transformer")
+PREDICTED = ("costs", "llama_70b")
 
 
 @cache
@@ -43,10 +45,18 @@ def stage_peaks(name: str, chunks: int) -> list[int]:
 
 
 def test_every_config_is_tested_here() -> None:
-    assert sorted(path.stem for path in CONFIGS.glob("*.toml")) == sorted(NAMES)
+    assert sorted(path.stem for path in CONFIGS.glob("*.toml")) == sorted((*NAMES, *PREDICTED))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PREDICTED)
+def test_a_config_for_whatif_is_predicted_without_a_device(name: str) -> None:
+    command = [sys.executable, "-m", "chunktune", "whatif", str(CONFIGS / f"{name}.toml"), "--print", "chunks"]
+    finished = run(command)
+    assert finished.returncode == 0, finished
+    assert int(finished.stdout) > 1
+
+
+@pytest.mark.parametrize("name", (*NAMES, *PREDICTED))
 def test_a_config_is_valid_names_its_stages_and_warns_of_nothing(name: str) -> None:
     spec = load(CONFIGS / f"{name}.toml", environ={}).spec
     assert spec.pipeline.stages is not None

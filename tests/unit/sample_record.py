@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from chunktune.results import (
+    SCHEMA_VERSION,
     Block,
     Bubble,
     ByRule,
@@ -188,7 +189,7 @@ def spec(mode: str = "mini_batch", **model: Any) -> dict[str, Any]:
 
 def record(limit: Limit = "throughput", side: str = "above", mode: str = "mini_batch", **changes: Any) -> Record:
     fields: dict[str, Any] = {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "tool": {"name": "chunktune", "version": "0.1.0"},
         "mode": "measured",
         "status": "complete",
@@ -242,7 +243,7 @@ def a_round(values: Sequence[int], factor: float = 1.0) -> Round:
 def start_event(mode: str = "mini_batch", **changes: Any) -> dict[str, Any]:
     return {
         "event": "start",
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "tool": {"name": "chunktune", "version": "0.1.0"},
         "spec": spec(mode),
         "sources": {"batch.mini_batch": "file"},

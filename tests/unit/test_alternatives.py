@@ -4,6 +4,7 @@ import pytest
 from fake_costs import GIB, FakeCosts, layer, peaks, spec_of
 
 from chunktune.alternatives import advice, alternatives, changed, sentence, with_alternatives
+from chunktune.costs import Setting
 from chunktune.errors import UsageError
 from chunktune.results import Alternative, Record, Verdict
 from chunktune.spec import Spec
@@ -69,6 +70,15 @@ def test_nothing_feasible_is_answered_without_a_share() -> None:
     made = found(spec_of(device={"memory": 4 * GIB, "headroom": 0.0}))
     assert made['pipeline.recompute = "full"'].share is None
     assert made["8 stages"].fits is True
+
+
+def test_where_neither_helps_memory_both_may() -> None:
+    def needs_both(setting: Setting, layers: object, chunks: int, micro_batch: int) -> tuple[int, ...]:
+        enough = setting.stages == 8 and setting.spec.pipeline.recompute == "full"
+        return (GIB if enough else 99 * GIB,) * setting.stages
+
+    made = found(spec_of(), Engine(FakeCosts(), None, needs_both))
+    assert list(made) == ['pipeline.recompute = "full" and 8 stages']
 
 
 def test_throughput_wants_fewer_stages_more_samples_or_another_schedule() -> None:

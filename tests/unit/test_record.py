@@ -35,7 +35,7 @@ from chunktune.record import (
     shipped_schema,
     write_record,
 )
-from chunktune.results import Record
+from chunktune.results import SCHEMA_VERSION, Record
 
 
 def trial_event(trial, elapsed_s=1.0) -> Event:
@@ -187,10 +187,12 @@ def test_a_bad_whole_line_is_named(tmp_path: Path, line: bytes, message: str) ->
         read_events(path)
 
 
-@pytest.mark.parametrize("version", [2, 99])
+@pytest.mark.parametrize("version", [3, 99])
 def test_a_newer_journal_is_refused(tmp_path: Path, version: int) -> None:
     write_journal(tmp_path / "j", [start_event(schema_version=version)])
-    with pytest.raises(EnvironmentFailedError, match=f"schema_version is {version}; this chunktune reads up to 1"):
+    with pytest.raises(
+        EnvironmentFailedError, match=f"schema_version is {version}; this chunktune reads up to {SCHEMA_VERSION}"
+    ):
         read_events(tmp_path / "j")
 
 
@@ -311,7 +313,7 @@ def test_every_record_survives_the_file(tmp_path: Path) -> None:
 
 def test_schema_version_comes_first() -> None:
     assert next(iter(json.loads(record_json(record())))) == "schema_version"
-    assert record_json(record()).startswith('{\n  "schema_version": 1,')
+    assert record_json(record()).startswith(f'{{\n  "schema_version": {SCHEMA_VERSION},')
 
 
 def test_nan_never_reaches_a_record() -> None:
@@ -359,7 +361,7 @@ def changed(**changes: object) -> bytes:
         (b"[]", 'has no "schema_version"'),
         (b"{}", 'has no "schema_version"'),
         (b'{"schema_version": 1}', "tool: field required"),
-        (b'{"schema_version": 2}', "schema_version is 2; this chunktune reads up to 1"),
+        (b'{"schema_version": 99}', f"schema_version is 99; this chunktune reads up to {SCHEMA_VERSION}"),
         (b'{"schema_version": true}', "must be a whole number"),
         (b'{"schema_version": "1"}', "must be a whole number"),
         (b'{"schema_version": 0}', "must be a whole number"),
@@ -405,7 +407,7 @@ def test_every_record_validates_against_the_shipped_schema() -> None:
         jsonschema.validate(json.loads(record_json(made)), shipped_schema(), jsonschema.Draft202012Validator)
 
 
-@pytest.mark.parametrize("change", [{"schema_version": 2}, {"trials": {}}, {"extra": 1}, {"verdict": {"chunks": 4}}])
+@pytest.mark.parametrize("change", [{"schema_version": 99}, {"trials": {}}, {"extra": 1}, {"verdict": {"chunks": 4}}])
 def test_the_schema_refuses_what_is_no_record(change: dict[str, object]) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(json.loads(changed(**change)), shipped_schema(), jsonschema.Draft202012Validator)
@@ -418,3 +420,12 @@ def test_reading_a_record_imports_neither_torch_nor_pandas() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_a_record_of_schema_version_1_is_read(tmp_path: Path) -> None:
+    old = read_record(Path(__file__).parents[1] / "data" / "record_v1.json")
+    assert old.schema_version == SCHEMA_VERSION
+    assert old.verdict is not None and old.verdict.chunks == 2
+    assert old.layers == ()
+    predicted = [trial.predicted for trial in old.trials]
+    assert all(one is not None and one.step_s is None and one.parts == () for one in predicted)

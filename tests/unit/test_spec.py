@@ -30,6 +30,7 @@ SLEEP: dict[str, Any] = {
     "seconds_per_sample": 0.002,
 }
 PYTHON: dict[str, Any] = {"family": "python", "factory": "package.module:function"}
+COSTS: dict[str, Any] = {"family": "costs", "micro_batch": 6, "forward_s": 0.02, "backward_s": 0.04}
 
 SLEEP_TOML = """
 [model]
@@ -130,6 +131,17 @@ def test_defaults(tmp_path: Path) -> None:
     assert dumped["batch"] == {"mini_batch": 64, "micro_batch": None, "chunks": "auto"}
     assert dumped["training"] == {"optimizer": "adamw", "precision": "float32", "seed": 0}
     assert dumped["device"] == {"kind": "auto", "memory": "auto", "headroom": 0.05, "reserve": 0}
+    assert dumped["hardware"] == {
+        "name": None,
+        "memory": None,
+        "flops": None,
+        "flops_float32": None,
+        "bandwidth": None,
+        "link_bandwidth": None,
+        "link_latency": None,
+        "launch_s": None,
+        "efficiency": 1.0,
+    }
     assert dumped["sweep"] == {
         "criterion": "pipeline",
         "tolerance": 0.01,
@@ -147,8 +159,10 @@ def test_defaults(tmp_path: Path) -> None:
         spec_of({**SLEEP, "bytes_per_sample": "4MiB", "slowdown": [1, 1, 2.5, 1]}, sweep={"trial_timeout": "90s"}),
         spec_of({**PYTHON, "arguments": {"a": [1, {"b": None}], "c": {"d": 0.5}, "e": True}}),
         spec_of(MLP, device={"memory": "1.5GiB", "headroom": "5%"}, batch={"mini_batch": 8, "chunks": [4, 1, 4]}),
+        spec_of({**COSTS, "weight_s": [0.01, 0.02], "kept_bytes": ["1MiB", 5], "static_bytes": 7}),
+        spec_of(MLP, hardware={"name": "h100-80gb", "memory": "70GiB", "efficiency": "45%", "flops": 900e12}),
     ],
-    ids=["transformer", "mlp", "sleep", "python", "device"],
+    ids=["transformer", "mlp", "sleep", "python", "device", "costs", "hardware"],
 )
 def test_round_trip(spec: Spec) -> None:
     dumped = json.loads(json.dumps(spec.model_dump(mode="json"), allow_nan=False))
@@ -226,6 +240,17 @@ OTHER_VALUES: dict[str, str] = {
     "model.bytes_per_sample": "4MiB",
     "model.slowdown": "[1, 1, 2, 1]",
     "model.width": "8",
+    "model.micro_batch": "7",
+    "model.forward_s": "[0.5, 0.25]",
+    "model.backward_s": "0.5",
+    "model.weight_s": "[0.5, 0.25]",
+    "model.communication_s": "0.5",
+    "model.update_s": "0.5",
+    "model.step_constant_s": "0.5",
+    "model.static_bytes": "4MiB",
+    "model.kept_bytes": "[1, 2]",
+    "model.boundary_bytes": "5KB",
+    "model.workspace_bytes": "7",
     "model.factory": "other.place:name",
     "model.arguments.depth": "3",
     "pipeline.stages": "3",
@@ -243,6 +268,15 @@ OTHER_VALUES: dict[str, str] = {
     "device.memory": "1.5GiB",
     "device.headroom": "6%",
     "device.reserve": "1MB",
+    "hardware.name": "a100-80gb",
+    "hardware.memory": "40GiB",
+    "hardware.flops": "1e15",
+    "hardware.flops_float32": "2e13",
+    "hardware.bandwidth": "2e12",
+    "hardware.link_bandwidth": "3e11",
+    "hardware.link_latency": "1e-5",
+    "hardware.launch_s": "0",
+    "hardware.efficiency": "50%",
     "sweep.criterion": "stage",
     "sweep.tolerance": "2%",
     "sweep.patience": "0",
@@ -251,13 +285,14 @@ OTHER_VALUES: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("model", [TRANSFORMER, MLP, SLEEP, PYTHON], ids=lambda model: str(model["family"]))
+@pytest.mark.parametrize("model", [TRANSFORMER, MLP, SLEEP, COSTS, PYTHON], ids=lambda model: str(model["family"]))
 def test_every_key_is_reached_by_set_and_by_environment(tmp_path: Path, model: dict[str, Any]) -> None:
     lines = [f"{key} = {json.dumps(value)}" for key, value in model.items()]
     text = "[model]\n" + "\n".join(lines) + "\n[batch]\nmini_batch = 8\n"
     base = resolve(tmp_path, text)
     keys = set(base.sources) - {"model.family", "model.arguments"}
     keys |= {"model.arguments.depth"} if model is PYTHON else set()
+    keys -= {"pipeline.partition"} if model is COSTS else set()
     for key in sorted(keys):
         variable = f"CHUNKTUNE_{key.upper().replace('.', '__')}"
         by_set = resolve(tmp_path, text, sets=[f"{key}={OTHER_VALUES[key]}"])
@@ -403,6 +438,18 @@ BAD_VALUES: list[tuple[str, str, str]] = [
     ("device.headroom", "1", "1%"),
     ("device.headroom", "100%", "0.05"),
     ("device.reserve", "-1", "0"),
+    ("hardware.name", "h100-80g", "h100-80gb"),
+    ("hardware.name", "a100_80gb", "a100-80gb"),
+    ("hardware.name", "3", ""),
+    ("hardware.memory", "0", "1"),
+    ("hardware.memory", "80 G iB", "80GiB"),
+    ("hardware.flops", "0", ""),
+    ("hardware.flops", "989TFLOPS", ""),
+    ("hardware.bandwidth", "inf", ""),
+    ("hardware.link_latency", "-1", "0"),
+    ("hardware.efficiency", "0", "1"),
+    ("hardware.efficiency", "1.5", "1.5%"),
+    ("hardware.efficiency", "45", "45%"),
     ("sweep.criterion", "stages", "stage"),
     ("sweep.tolerance", "0", "0.01"),
     ("sweep.tolerance", "0.5", "0.49"),
@@ -452,8 +499,7 @@ def test_unknown_keys(tmp_path: Path, text: str, key: str, nearest: str) -> None
         ("[batch]\nmini_batch = 1", "model", "is missing"),
         ("[batch]\nmini_batch = 1\n[model]\nlayers = 1", "model.family", "is missing"),
         ('[batch]\nmini_batch = 1\n[model]\nfamily = "slep"', "model.family", "did you mean sleep?"),
-        ('[batch]\nmini_batch = 1\n[model]\nfamily = "costs"', "model.family", "no such family in this version"),
-        ('[batch]\nmini_batch = 1\n[model]\nfamily = "huggingface"', "model.family", "transformer, mlp, sleep"),
+        ('[batch]\nmini_batch = 1\n[model]\nfamily = "huggingface"', "model.family", "no such family in this version"),
         ("[batch]\nmini_batch = 1\n[model]\nfamily = 3", "model.family", "is 3"),
         ("model = 3\n[batch]\nmini_batch = 1", "model", "must be a table"),
         ("pipeline = 3\n" + SLEEP_TOML, "pipeline", "must be a table"),
@@ -488,6 +534,65 @@ def test_explicit_partitions(model: dict[str, Any], pipeline: dict[str, Any], pa
     with pytest.raises(ValidationError) as caught:
         spec_of(model, pipeline=pipeline)
     assert all(part in str(caught.value) for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("model", "pipeline", "parts"),
+    [
+        ({}, {"stages": 3}, []),
+        ({"forward_s": [0.1, 0.2]}, {}, []),
+        ({"forward_s": [0.1, 0.2]}, {"stages": 2}, []),
+        ({"forward_s": [0.1, 0.2]}, {"stages": 1, "schedule": "zbv-zero-bubble"}, []),
+        ({"forward_s": [0.1, 0.2]}, {"stages": 4}, ["model.forward_s: has 2 values", "each of the 4 parts"]),
+        (
+            {"forward_s": [0.1, 0.2], "kept_bytes": [1]},
+            {},
+            ["model.kept_bytes: has 1 values", "2 parts that the longest"],
+        ),
+        ({"forward_s": []}, {}, ["empty list"]),
+        ({"forward_s": -1}, {}, ["is -1"]),
+        ({"kept_bytes": [1, "x"]}, {}, ["item 2", "a size is"]),
+        ({}, {"stages": 2, "partition": "uniform"}, ["pipeline.partition", "one cost a part"]),
+        ({}, {"stages": 2, "partition": [1, 1]}, ["pipeline.partition", "one cost a part"]),
+    ],
+)
+def test_costs_a_part(model: dict[str, Any], pipeline: dict[str, Any], parts: list[str]) -> None:
+    if not parts:
+        assert spec_of({**COSTS, **model}, pipeline=pipeline)
+        return
+    with pytest.raises(ValidationError) as caught:
+        spec_of({**COSTS, **model}, pipeline=pipeline)
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_costs_and_hardware_mistakes_come_together(tmp_path: Path) -> None:
+    text = """
+[model]
+family = "costs"
+micro_batch = 0
+forward_s = [0.1, 0.2]
+backward_s = "fast"
+[pipeline]
+stages = 4
+[batch]
+mini_batch = 8
+[hardware]
+name = "my own"
+memory = "80GiB"
+flop = 3
+"""
+    found = {mistake.key: mistake for mistake in mistakes(tmp_path, text)}
+    keys = ["model.micro_batch", "model.backward_s", "model.forward_s", "hardware.flop", "hardware.name"]
+    assert sorted(found) == sorted(keys)
+    assert "flops, flops_float32, bandwidth, link_bandwidth missing" in found["hardware.name"].rule
+    assert found["hardware.flop"].nearest == "hardware.flops"
+
+
+def test_a_device_of_ones_own_needs_all_figures(tmp_path: Path) -> None:
+    figures = "memory = 1\nflops = 1e12\nflops_float32 = 1e12\nbandwidth = 1e9\nlink_bandwidth = 1e9\n"
+    spec = resolve(tmp_path, f'{SLEEP_TOML}[hardware]\nname = "my own"\n{figures}').spec
+    assert (spec.hardware.name, spec.hardware.bandwidth, spec.hardware.efficiency) == ("my own", 1e9, 1.0)
+    assert resolve(tmp_path, f"{SLEEP_TOML}[hardware]\n{figures}").spec.hardware.name is None
 
 
 @pytest.mark.parametrize(
