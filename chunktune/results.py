@@ -141,12 +141,13 @@ class OperationBytes(Frozen):
     The boundary tensors, which neighbours may hold as well, have letters: x the input, y the output, g the gradient
     of the output, c what the layer before left behind in the weight gradient.
 
-    `peaks`: (bytes, letters), the highest levels and which boundary tensors the layer held just then; of two with
-    the same letters only the higher. `left_bytes`: what the layer has when the operation is over, for a gradient of
+    `peaks`: (bytes, letters), the highest levels and which boundary tensors the layer held just then; of two with the
+    same letters only the higher. `left_bytes`: what the layer has when the operation is over, for a gradient of
     weights without one before it these gradients included. `holds`: the letters held then; a: the output is the
-    input's own storage. `extra_bytes`: what goes soon afterwards: the forward's weights cast by autocast, at the end
-    of the part's forward; of the input gradient what is dropped where the layer ends a part (within `left_bytes`);
-    of the weight gradient the last gradients, when the next ones are there.
+    input's own storage; p: the gradient of the input is that of the output. `extra_bytes`: what goes soon afterwards:
+    the forward's weights cast by autocast, at the end of the part's forward; of the input gradient what is dropped
+    where the layer ends a part (within `left_bytes`); of the weight gradient the last gradients, when the next ones
+    are there.
     """
 
     peaks: tuple[tuple[int, str], ...] = ()

@@ -39,7 +39,8 @@ class PartBytes:
         self._layers = [piece for piece in pieces if not piece.loss]
         self._outputs = _storages(self._layers)
         self._forward = _holders([piece.bytes.forward for piece in pieces])
-        self._gradient = [*(piece.figures.gradient_bytes for piece in pieces[1:]), 0]
+        *gradients, self._gradient_out = _gradients(pieces)
+        self._gradient = gradients
         # What leaves the part, or goes into the loss, is counted by the rank for as long as the stage keeps it.
         self._out = [*self._outputs, *(0 for piece in pieces if piece.loss)]
         for index in reversed(range(len(self._layers))):
@@ -59,8 +60,13 @@ class PartBytes:
 
     @property
     def gradient_bytes(self) -> int:
-        """The gradient of the part's input."""
-        return self._pieces[0].figures.gradient_bytes
+        """The gradient of the part's input; 0 where there is none, or where it is the output's, passed on as it is."""
+        return self._gradient_out
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether the part's input has a gradient."""
+        return self._pieces[0].figures.gradient_bytes > 0
 
     @property
     def batch_bytes(self) -> int:
@@ -226,6 +232,14 @@ def _storages(layers: Sequence[Piece]) -> list[int]:
         before = sizes[-1] if sizes else 0
         sizes.append(before if _passes_on(layer.bytes.forward) else layer.figures.output_bytes)
     return sizes
+
+
+def _gradients(pieces: Sequence[Piece]) -> list[int]:
+    """The gradient of each piece's output, and last of the first one's input; 0 for what comes from without."""
+    sizes = [0]
+    for piece in reversed(pieces):
+        sizes.append(sizes[-1] if "p" in piece.bytes.backward.holds else piece.figures.gradient_bytes)
+    return [*sizes[-2::-1], sizes[-1]]
 
 
 def _holders(forward: Sequence[OperationBytes]) -> list[OperationBytes]:

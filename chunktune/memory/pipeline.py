@@ -1,4 +1,4 @@
-"""A whole pipeline at one profiled b: its parts, its ranks, and each rank's step, shortened where it repeats. Pure."""
+"""A whole pipeline: its parts, its ranks, and each rank's step, shortened where it repeats. Pure."""
 
 from __future__ import annotations
 
@@ -9,33 +9,12 @@ from typing import Literal, NamedTuple
 from chunktune import orders, partition, schedules
 from chunktune.memory.parts import PartBytes, Piece
 from chunktune.memory.ranks import Point, RankParts, Sizes, receive_buffers, rules_of
+from chunktune.memory.sizes import figures_at
 from chunktune.orders import Compute, loops
 from chunktune.orders.steps import Size
-from chunktune.results import LayerBytes, LayerFigures, LayerProfile, OperationBytes
+from chunktune.results import LayerProfile
 
 _LOOPS = {"gpipe": loops.gpipe, "1f1b": loops.one_f_one_b}
-_NOTHING = OperationBytes()
-_NO_BYTES = LayerBytes(
-    forward=_NOTHING,
-    backward=_NOTHING,
-    first_backward=_NOTHING,
-    input=_NOTHING,
-    weight=_NOTHING,
-    first_weight=_NOTHING,
-    ending_weight=_NOTHING,
-    first_ending_weight=_NOTHING,
-)
-_NO_SAMPLES = LayerFigures(
-    micro_batch=0,
-    input_bytes=0,
-    output_bytes=0,
-    gradient_bytes=0,
-    batch_bytes=0,
-    forward_flops=0,
-    backward_flops=0,
-    plain=_NO_BYTES,
-    recomputed=_NO_BYTES,
-)
 
 
 @dataclass(frozen=True)
@@ -63,15 +42,14 @@ class Standing(NamedTuple):
     batch: int
 
 
-class AtSize:
-    """The pipeline at the profiled size of this index; None: at b = 0, where nothing but weights is left.
+class Whole:
+    """A pipeline and the layers that it is made of.
 
     Raises ValueError for a (K, M, V) that torch refuses, or counts that do not fit the profile.
     """
 
-    def __init__(self, layers: Sequence[LayerProfile], pipeline: Pipeline, index: int | None) -> None:
+    def __init__(self, layers: Sequence[LayerProfile], pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._index = index
         own = [profile for profile in layers if not profile.loss]
         self._loss = next((profile for profile in layers if profile.loss), None)
         self._layers = [profile for profile in own for _ in range(profile.count)]
@@ -96,7 +74,7 @@ class AtSize:
         return parts
 
     def _piece(self, profile: LayerProfile) -> Piece:
-        figures = _NO_SAMPLES if self._index is None else profile.figures[self._index]
+        figures = figures_at(profile, self._pipeline.micro_batch)
         recomputed = figures.recomputed if self._pipeline.recompute == "full" else None
         return Piece(figures, recomputed or figures.plain, profile.loss)
 

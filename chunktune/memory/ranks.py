@@ -227,6 +227,6 @@ def receive_buffers(parts: Sequence[PartBytes], own: Sequence[int]) -> int:
         if part + 1 < len(parts):
             following = parts[part + 1]
             # A tensor that has no gradient, such as one of integers, gets no buffer for it.
-            received = following.input_bytes if following.gradient_bytes else 0
+            received = following.input_bytes if following.has_gradient else 0
             total += following.gradient_bytes if part + 1 in own else received
     return total

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from chunktune import partition
+from chunktune import partition, schedules
 from chunktune.errors import ChunktuneError
+from chunktune.orders import computes
 from chunktune.pipeline.plan import Plan
+from chunktune.pipeline.profile import CUDA_ROUNDING_BYTES, profile_layers
 from chunktune.results import LayerFigures, LayerProfile, StageFigures, Trial
 
 
@@ -28,7 +31,6 @@ class LayerBook:
         """The layers at b; empty where they cannot be profiled."""
         if micro_batch not in self._by_size and self.failure is None:
             try:
-                from chunktune.pipeline.profile import CUDA_ROUNDING_BYTES, profile_layers
 
                 self._by_size[micro_batch] = profile_layers(
                     self.plan.spec,
@@ -36,7 +38,7 @@ class LayerBook:
                     (micro_batch,),
                     round_to=CUDA_ROUNDING_BYTES if self.device_kind == "cuda" else 1,
                 )
-            except (ChunktuneError, ImportError) as error:
+            except ChunktuneError as error:
                 self.failure = str(error)
         return self._by_size.get(micro_batch, ())
 
@@ -50,22 +52,40 @@ class LayerBook:
         if not layers or trial.step_median_s is None:
             return trial
         every = [layer.figures[0] for layer in layers if not layer.loss for _ in range(layer.count)]
-        of_parts = partition.layers_of_parts(self.counts)
-        recomputes = self.plan.spec.pipeline.recompute == "full"
-        stages = tuple(
-            _with_flops(stage, [every[i] for part in stage.parts for i in of_parts[part]], trial, recomputes)
-            for stage in trial.stages
-        )
+        of_parts = {part: [every[i] for i in held] for part, held in enumerate(partition.layers_of_parts(self.counts))}
+        times = self._recomputations(trial.chunks) if self.plan.spec.pipeline.recompute == "full" else {}
+        stages = tuple(_with_flops(stage, of_parts, times, trial) for stage in trial.stages)
         return trial.model_copy(update={"stages": stages})
 
+    def _recomputations(self, chunks: int) -> dict[tuple[str, int], int]:
+        """How often a step runs each kind of backward in each part: B, and I and W where the schedule splits it."""
+        spec, plan = self.plan.spec.pipeline, self.plan
+        if not schedules.SCHEDULES[spec.schedule].splits_backward:
+            return {("B", part): chunks for part in range(plan.parts)}
+        ranks = computes(spec.schedule, stages=plan.stages, chunks=chunks, virtual_stages=plan.virtual_stages)
+        return Counter((step.kind, step.part) for steps in ranks for step in steps if step.kind != "F")
 
-def _with_flops(stage: StageFigures, layers: Iterable[LayerFigures], trial: Trial, recomputes: bool) -> StageFigures:
+
+def _with_flops(
+    stage: StageFigures,
+    of_parts: Mapping[int, Sequence[LayerFigures]],
+    times: Mapping[tuple[str, int], int],
+    trial: Trial,
+) -> StageFigures:
     step_s = trial.step_median_s or 1.0
-    held = list(layers)
-    forward = trial.chunks * sum(one.forward_flops for one in held)
-    backward = trial.chunks * sum(one.backward_flops for one in held)
-    again = forward / step_s if recomputes else 0.0
-    return stage.model_copy(update={"flops_per_s": (forward + backward) / step_s, "recompute_flops_per_s": again})
+    layers = [layer for part in stage.parts for layer in of_parts[part]]
+    model = trial.chunks * sum(layer.forward_flops + layer.backward_flops for layer in layers)
+    again = sum(
+        (layer.recompute_flops or 0) * _forwards(layer, part, times) for part in stage.parts for layer in of_parts[part]
+    )
+    return stage.model_copy(update={"flops_per_s": model / step_s, "recompute_flops_per_s": again / step_s})
+
+
+def _forwards(layer: LayerFigures, part: int, times: Mapping[tuple[str, int], int]) -> int:
+    """Recomputations of one layer in a step: torch's weight gradient takes one for each group of weights."""
+    once = times.get(("B", part), 0) + (times.get(("I", part), 0) if part > 0 else 0)
+    # The first part has no input gradient to take: its W is the whole backward.
+    return once + times.get(("W", part), 0) * (layer.weight_forwards if part > 0 else 1)
 
 
 def merged(profiles: Sequence[tuple[LayerProfile, ...]]) -> tuple[LayerProfile, ...]:

@@ -378,7 +378,7 @@ class _Bench:
         self._meter = NamingMeter(round_to)
         self._arrival: OperationBytes | None = None
         self._carried = 0
-        self._passed_on = ""
+        self._passed_on = False
 
     def rounded(self, size: int) -> int:
         """Bytes of a storage as the allocator gives them."""
@@ -489,13 +489,13 @@ class _Bench:
         meter.stop()
         self.gradient_bytes = self.rounded(gradient.untyped_storage().nbytes())
         # A gradient that is passed on as it is counts as the one of the layer before.
-        self._passed_on = "g" if meter.name_of(gradient) == "g" else ""
+        self._passed_on = meter.name_of(gradient) == "g"
         meter.name("", gradient)
         self._arrival = OperationBytes(peaks=_highest(meter.peaks), left_bytes=meter.current_bytes, holds=self._held())
 
     def _held(self) -> str:
         alive = self._meter.alive()
-        return alive.replace(self._passed_on, "") if self._passed_on else alive
+        return alive.replace("g", "") + "p" if self._passed_on else alive
 
     def _whole(self, seen: _Seen, result: torch.Tensor) -> None:
         torch.autograd.backward([result], self._start_gradients())
@@ -620,30 +620,27 @@ class _Update:
         self.together = round_to > 1
         self.state_bytes = self.peak_bytes = self.first_bytes = self.left_bytes = 0
         if weights and optimizer != "none":
-            first, _, self.state_bytes = self._levels(weights[:1])
-            levels, _, self.state_bytes = self._levels(weights)
-            longer, after, _ = self._levels([*weights, _number()])
-            del longer
-            self.first_bytes, self.peak_bytes = max(first, default=0), max(levels, default=0)
-            self.left_bytes = 0 if self.together else after[len(levels)] if len(after) > len(levels) else 0
+            levels, self.state_bytes = self._levels(weights)
+            self.peak_bytes = max(levels, default=0)
+            self.first_bytes = max(self._levels(weights[:1])[0], default=0)
+            after = self._levels([*weights, _number()])[0][len(levels) :]
+            self.left_bytes = after[0] if after and not self.together else 0
 
-    def _levels(self, weights: Sequence[nn.Parameter]) -> tuple[list[int], list[int], int]:
-        """Bytes above the state after each operation of the second step, the same, and bytes of the state."""
+    def _levels(self, weights: Sequence[nn.Parameter]) -> tuple[list[int], int]:
+        """Bytes above the state after each operation of the second step, and bytes of the state."""
         optimizer = make_optimizer(self._optimizer, weights)
         if optimizer is None:
-            return [], [], 0
+            return [], 0
         for group in optimizer.param_groups:
             group["foreach"] = self.together
         optimizer.step()
-        state = [tensor for kept in optimizer.state.values() for tensor in kept.values()]
-        counted = [t for t in state if isinstance(t, torch.Tensor) and (t.dim() or not self.together)]
+        state = [t for kept in optimizer.state.values() for t in kept.values() if isinstance(t, torch.Tensor)]
         meter = _Levels(self._round_to)
         with meter:
-            meter.name("", *weights, *(w.grad for w in weights if w.grad is not None))
-            meter.name("", *(tensor for tensor in state if isinstance(tensor, torch.Tensor)))
+            meter.name("", *weights, *(w.grad for w in weights if w.grad is not None), *state)
             optimizer.step()
-        size = sum(meter.rounded(tensor.untyped_storage().nbytes()) for tensor in counted)
-        return meter.levels, meter.levels, size
+        counted = [tensor for tensor in state if tensor.dim() or not self.together]
+        return meter.levels, sum(meter.rounded(tensor.untyped_storage().nbytes()) for tensor in counted)
 
 
 class _Levels(NamingMeter):

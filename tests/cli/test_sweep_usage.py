@@ -355,6 +355,15 @@ def test_other_ranks_of_torchrun_are_silent(
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("arguments", [[], ["--dry-run"]])
+def test_costs_are_for_whatif(launch: FakeLaunch, place: Path, capsys: Capture, arguments: list[str]) -> None:
+    costs = 'family = "costs"\nmicro_batch = 1\nforward_s = 0.1\nbackward_s = 0.2\n'
+    (place / "spec.toml").write_text(f"[model]\n{costs}[pipeline]\nstages = 2\n[batch]\nmini_batch = 4\n")
+    assert sweep("-q", *arguments) == 2
+    assert "use chunktune whatif spec.toml" in capsys.readouterr().err
+    assert launch.requests == []
+
+
 # Dry run
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from running import Finished, despite_noise, sweep
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from chunktune.models import build_model
@@ -100,17 +101,16 @@ def test_peaks_are_foretold_for_every_rank(recompute: str) -> None:
 
 
 @functools.cache
-def flops_of_a_sample(backward: bool) -> float:
-    """What torch counts over the whole model, on the meta device."""
+def flops_of_a_sample(recompute: str) -> float:
+    """What torch counts over forward and backward of the whole model, on the meta device."""
     spec = Spec.model_validate({"model": _model_table(), "batch": {"mini_batch": 1}})
-    model = build_model(spec.model)
     with torch.device("meta"):
-        modules = torch.nn.Sequential(*(builder() for builder in model.layers))
-        tokens = torch.zeros(1, 32, dtype=torch.long)
+        layers = [builder() for builder in build_model(spec.model).layers]
+        value = torch.zeros(1, 32, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
-        logits = modules(tokens)
-        if backward:
-            logits.sum().backward()
+        for layer in layers:
+            value = checkpoint(layer, value, use_reentrant=False) if recompute == "full" else layer(value)
+        value.sum().backward()
     return float(counter.get_total_flops())
 
 
@@ -124,9 +124,9 @@ def test_floating_point_operations_are_those_that_torch_counts(recompute: str) -
         assert trial.step_median_s is not None
         counted = sum(stage.flops_per_s or 0.0 for stage in trial.stages) * trial.step_median_s
         again = sum(stage.recompute_flops_per_s or 0.0 for stage in trial.stages) * trial.step_median_s
-        assert counted == pytest.approx(8 * flops_of_a_sample(backward=True), rel=0.05)
-        expected = 8 * flops_of_a_sample(backward=False) if recompute == "full" else 0.0
-        assert again == pytest.approx(expected, rel=0.05)
+        model = 8 * flops_of_a_sample("none")
+        assert counted == pytest.approx(model, rel=0.02)
+        assert again == pytest.approx(8 * flops_of_a_sample(recompute) - model, rel=0.02, abs=1)
 
 
 def test_the_record_profiles_the_layers_at_every_size_that_was_tried() -> None:
