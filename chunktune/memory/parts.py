@@ -60,13 +60,13 @@ class PartBytes:
 
     @property
     def gradient_bytes(self) -> int:
-        """The gradient of the part's input; 0 where there is none, or where it is the output's, passed on as it is."""
-        return self._gradient_out
+        """The gradient of the part's input after a whole backward; 0 where there is none."""
+        return self._pieces[0].figures.gradient_bytes
 
     @property
-    def has_gradient(self) -> bool:
-        """Whether the part's input has a gradient."""
-        return self._pieces[0].figures.gradient_bytes > 0
+    def split_gradient_bytes(self) -> int:
+        """The same after the first half of a split one; 0 where it is the output's, passed on as it is."""
+        return self._gradient_out
 
     @property
     def batch_bytes(self) -> int:
@@ -98,12 +98,19 @@ class PartBytes:
     @cached_property
     def backward(self) -> int:
         """Peak of the whole backward with the gradients of weights in place; holds the gradient of the input."""
-        return self._reversed([piece.bytes.backward for piece in self._pieces])
+        return self._whole([piece.bytes.backward for piece in self._pieces])
 
     @cached_property
     def first_backward(self) -> int:
         """The same in the first micro-batch: holds the gradients of weights too."""
-        return self._reversed([piece.bytes.first_backward for piece in self._pieces])
+        return self._whole([piece.bytes.first_backward for piece in self._pieces])
+
+    def _whole(self, own: Sequence[OperationBytes]) -> int:
+        peak = self._reversed(own)
+        if self.gradient_bytes == self._gradient_out:
+            return peak
+        # A gradient that is passed on is the sender's buffer, which autograd copies into the input's `.grad`.
+        return max(peak, sum(operation.left_bytes for operation in own) + self.gradient_bytes)
 
     @cached_property
     def input(self) -> Phase:

@@ -89,10 +89,11 @@ class Whole:
         """What the rank holds besides what moves."""
         parts, chunks = self._own(rank), self._pipeline.chunks
         profiles = self._profiles(parts)
+        splits = schedules.SCHEDULES[self._pipeline.schedule].splits_backward
         return Standing(
             weights=sum(profile.weight_bytes for profile in profiles),
             optimizer=sum(profile.optimizer_bytes for profile in profiles),
-            receive_buffers=chunks * receive_buffers(self._parts, parts),
+            receive_buffers=chunks * receive_buffers(self._parts, parts, splits),
             batch=chunks * sum(self._parts[part].batch_bytes for part in parts),
         )
 

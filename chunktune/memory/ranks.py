@@ -159,9 +159,10 @@ class Rules:
         """The gradient of the input goes to the rank before; on one rank it takes the place of the last step's."""
         if at.part == 0 or self.rank.is_local(at.part - 1):
             return
-        self.gradient_sent(part)
+        size = part.split_gradient_bytes if kept else part.gradient_bytes
+        self.gradient_sent(size)
         if kept:
-            self._until_next_step += part.gradient_bytes
+            self._until_next_step += size
 
     def output_replaced(self, part: PartBytes, at: Compute) -> None:
         """A forward is over: what its loop held of the one before is free."""
@@ -172,9 +173,9 @@ class Rules:
         if at.part < self.rank.parts - 1:
             self.held += part.output_bytes
 
-    def gradient_sent(self, part: PartBytes) -> None:
+    def gradient_sent(self, size: int) -> None:
         """A gradient was handed over to be sent."""
-        self.held += part.gradient_bytes
+        self.held += size
 
     def _updated(self) -> Point:
         losses = self.chunks * sum(part.scalar_bytes for part in self.rank.own.values())
@@ -212,14 +213,17 @@ class Alternate(Rules):
         else:
             self.activations -= part.output_bytes
 
-    def gradient_sent(self, part: PartBytes) -> None:
+    def gradient_sent(self, size: int) -> None:
         """The gradient before is free."""
-        self.held += part.gradient_bytes - self._sent
-        self._sent = part.gradient_bytes
+        self.held += size - self._sent
+        self._sent = size
 
 
-def receive_buffers(parts: Sequence[PartBytes], own: Sequence[int]) -> int:
-    """Bytes of what enters a rank's parts from the parts before and after them, for one chunk."""
+def receive_buffers(parts: Sequence[PartBytes], own: Sequence[int], splits: bool) -> int:
+    """Bytes of what enters a rank's parts from the parts before and after them, for one chunk.
+
+    `splits`: the schedule splits the backward.
+    """
     total = 0
     for part in own:
         if part > 0:
@@ -227,6 +231,7 @@ def receive_buffers(parts: Sequence[PartBytes], own: Sequence[int]) -> int:
         if part + 1 < len(parts):
             following = parts[part + 1]
             # A tensor that has no gradient, such as one of integers, gets no buffer for it.
-            received = following.input_bytes if following.has_gradient else 0
-            total += following.gradient_bytes if part + 1 in own else received
+            received = following.input_bytes if following.gradient_bytes else 0
+            local = following.split_gradient_bytes if splits else following.gradient_bytes
+            total += local if part + 1 in own else received
     return total

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed.pipelining.schedules as torch_schedules
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
@@ -142,6 +142,9 @@ class NamingMeter(StorageMeter):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, count what it returned, and note the level."""
+        # Autograd asks every fake tensor for its device, twice as often as anything is computed.
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
         result = super().__torch_dispatch__(func, types, args, kwargs)
         alive = self.alive()
         self.last = (self.current_bytes, alive)

@@ -31,13 +31,13 @@ from chunktune.results import LayerProfile
 from chunktune.spec import Spec
 
 DEVICE = open_device("cpu", 0, 1)
-TRANSFORMER = {"family": "transformer", "layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 16}
+TRANSFORMER = {"family": "transformer", "layers": 1, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 16}
 DEEPER = {**TRANSFORMER, "layers": 5}
 MLP = {"family": "mlp", "layers": 8, "hidden": 64, "features": 48, "classes": 10}
 FAMILIES = {"transformer": TRANSFORMER, "mlp": MLP, "deeper": DEEPER}
 BILLIONS = {"family": "transformer", "layers": 80, "hidden": 8192, "heads": 64, "vocab": 32000, "sequence": 4096}
 
-# (M, b): N = 12 held fixed, and b = 2.
+# (M, b): with N = 12 held fixed, then with b = 2.
 BOTH_MODES = [(4, 3), (6, 2), (4, 2)]
 
 
@@ -66,7 +66,8 @@ def lean_process() -> Iterator[None]:
 @cache
 def profiled(family: str, precision: str, optimizer: str) -> tuple[LayerProfile, ...]:
     spec = spec_of(FAMILIES[family], precision, optimizer)
-    return profile_layers(spec, build_model(spec.model), (2, 3))
+    both = precision == "float32" and optimizer == "adamw"
+    return profile_layers(spec, build_model(spec.model), (2, 3) if both else (2,))
 
 
 def rehearsed(spec: Spec, model: ModelDefinition, asked: Pipeline, ranks: Sequence[int]) -> list[int]:
@@ -112,13 +113,14 @@ def check(
 @pytest.mark.parametrize("schedule", schedules.SCHEDULES)
 @pytest.mark.parametrize("family", ["transformer", "mlp"])
 def test_peaks_of_two_ranks_in_both_batch_modes(family: str, schedule: str, recompute: str) -> None:
-    check(family, schedule, recompute, 2, BOTH_MODES if family == "mlp" else BOTH_MODES[:2])
+    check(family, schedule, recompute, 2, BOTH_MODES if recompute == "none" else BOTH_MODES[:2])
 
 
 @pytest.mark.parametrize("schedule", schedules.SCHEDULES)
 def test_peaks_of_four_ranks(schedule: str) -> None:
-    check("deeper", schedule, "none", 4, [(8, 2)], ranks=(0, 3))
-    check("mlp", schedule, "full", 4, [(8, 3)], ranks=(1, 2))
+    chunks = 8 if schedule == "dualpipe-v" else 4
+    check("deeper", schedule, "none", 4, [(chunks, 2)], ranks=(0, 3))
+    check("mlp", schedule, "full", 4, [(8, 3)], ranks=(1,))
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
@@ -241,8 +243,8 @@ def test_sizes_that_were_not_profiled_are_met_all_the_same() -> None:
 
 
 def test_equal_neighbours_are_one_profile_and_the_loss_comes_last() -> None:
-    layers = profiled("transformer", "float32", "adamw")
-    assert [(one.count, one.loss) for one in layers] == [(1, False), (2, False), (1, False), (1, False), (1, True)]
+    layers = profiled("deeper", "float32", "adamw")
+    assert [(one.count, one.loss) for one in layers] == [(1, False), (5, False), (1, False), (1, False), (1, True)]
     assert [figures.micro_batch for figures in layers[1].figures] == [2, 3]
     block = layers[1]
     assert (block.weight_bytes, block.gradient_bytes) == (block.parameters * 4, block.parameters * 4)
@@ -271,7 +273,7 @@ def test_storages_are_rounded_as_cuda_rounds_them() -> None:
 
 
 def test_operations_are_those_of_torchs_own_counter() -> None:
-    spec = spec_of(TRANSFORMER)
+    spec = spec_of({**TRANSFORMER, "layers": 2})
     model = build_model(spec.model)
     kernels = kernels_of_layers(spec, model, 2)
     inputs, targets = model.sample_batch(2, torch.Generator())
