@@ -31,7 +31,6 @@ class LayerBook:
         """The layers at b; empty where they cannot be profiled."""
         if micro_batch not in self._by_size and self.failure is None:
             try:
-
                 self._by_size[micro_batch] = profile_layers(
                     self.plan.spec,
                     self.plan.model,
