@@ -77,10 +77,10 @@ class Found:
     overhead_s: float
 
 
-def sleeping(quick: bool) -> list[Row]:
-    """The grid of the sleep family, one layer a part."""
+def sleeping(counts: Sequence[int]) -> list[Row]:
+    """The grid of the sleep family at these K, one layer a part."""
     rows = []
-    for stages, chunks in list(CHUNKS.items())[: 1 if quick else None]:
+    for stages, chunks in ((stages, CHUNKS[stages]) for stages in counts):
         for name, schedule in SCHEDULES.items():
             parts = stages * schedule.default_virtual_stages
             for title, slow in (("equal", 1.0), ("one stage 2x slower", 2.0)):
@@ -110,6 +110,7 @@ def transforming(quick: bool) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Predicted against measured steps.")
     parser.add_argument("what", nargs="*", help="default: both")
+    parser.add_argument("--stages", nargs="*", type=int, choices=list(CHUNKS), default=list(CHUNKS), help="K of sleep")
     parser.add_argument("--quick", action="store_true", help="little: to see that it runs")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -117,7 +118,7 @@ def main() -> None:
         return work([Row(**{**row, "chunks": tuple(row["chunks"])}) for row in json.loads(arguments.worker)])
     wanted = arguments.what or ["sleep", "transformer"]
     if "sleep" in wanted:
-        report_sleep(sleeping(arguments.quick))
+        report_sleep(sleeping([2] if arguments.quick else arguments.stages))
     if "transformer" in wanted:
         report_transformer(transforming(arguments.quick))
     print(

@@ -60,7 +60,7 @@ def python_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_every_family_of_the_spec_can_be_built() -> None:
-    assert set(FAMILIES) == set(SPEC_FAMILIES)
+    assert set(FAMILIES) == set(SPEC_FAMILIES) - {"costs"}, "costs has no layers: it is for whatif alone"
 
 
 @pytest.mark.parametrize(
