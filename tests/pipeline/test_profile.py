@@ -55,7 +55,7 @@ def spec_of(model: dict[str, Any], precision: str = "float32", optimizer: str = 
 
 @pytest.fixture(autouse=True, scope="module")
 def lean_process() -> Iterator[None]:
-    """One thread, since tiny tensors wait for each other; no garbage of torch's to collect; steps counted, not timed."""
+    """One thread, since tiny tensors wait for each other; torch's garbage left alone; steps counted, not timed."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     gc.freeze()
