@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 
 from chunktune.results import Limit, Shortage, Trial, Verdict
-from chunktune.standing import Case, Standing
+from chunktune.standing import DRIFT, Case, Standing
+from chunktune.stats import drift
 from chunktune.units import format_bytes, format_seconds
 
 IMBALANCE = 1.1  # busy seconds of the slowest rank over the mean, above which balance comes first
@@ -22,11 +23,11 @@ def advise(verdict: Verdict, case: Case) -> tuple[str, ...]:
 
 def find(verdict: Verdict, case: Case) -> tuple[str, ...]:
     """What was seen besides: each a fact that the reader would not expect."""
-    found = [*_losses(case), *_unconfirmed(verdict, case)]
+    found = [*_losses(case), *_infinite_losses(case), *_unconfirmed(verdict, case)]
     if len(case.candidates.legal) == 1:
         found.append(f"M = {case.candidates.legal[0]} is the only legal value: there was nothing to choose")
     if case.standing is not None:
-        found += [*_late_shortage(case, case.standing), *_dips(case.standing)]
+        found += [*_late_shortage(case, case.standing), *_dips(case.standing), *_drift(case, case.standing)]
     return tuple(found)
 
 
@@ -203,6 +204,35 @@ def _late_shortage(case: Case, standing: Standing) -> list[str]:
     return [
         f"M = {late[0]} runs out of memory although M = {fitting} fits and N = {case.candidates.size} is "
         "fixed: a leak, or a buffer kept for each chunk"
+    ]
+
+
+def _infinite_losses(case: Case) -> list[str]:
+    """A loss that is no number: what was measured of time and memory stands."""
+    chunks = [m for m, trial in case.trials.items() if trial.loss_is_finite is False]
+    if not chunks:
+        return []
+    named = ", ".join(map(str, chunks))
+    return [
+        f"the loss of the first step is NaN or infinite at M = {named}: times and memory stand, but a model that "
+        "trains like this learns nothing"
+    ]
+
+
+def _drift(case: Case, standing: Standing) -> list[str]:
+    """A machine whose speed moved so much that a comparison took more rounds than usual, or stayed undecided."""
+    moved = {
+        chunks: drift(case.found.rounds, chunks, standing.best)
+        for chunks, one in standing.comparisons.items()
+        if not one.decided or one.rounds > case.rules.max_rounds
+    }
+    worst = max(moved, key=lambda m: moved[m], default=None)
+    if worst is None or moved[worst] <= DRIFT:
+        return []
+    return [
+        f"the machine's speed moved by {moved[worst]:.2g}x while M = {worst} and M = {standing.best} were compared in "
+        f"{standing.comparisons[worst].rounds} rounds: something else uses it too; what is paired allows for that, the "
+        "steps and samples/s of single trials do not"
     ]
 
 

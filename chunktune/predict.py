@@ -11,7 +11,7 @@ the runtime took in the rehearsals, without peers; the others start from zero.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 from statistics import fmean, median
@@ -95,6 +95,16 @@ def durations(shape: Shape, operations: Operations, overhead: Overhead) -> Durat
         update_s=operations.update_s,
         overhead_s=overhead.overhead_s,
     )
+
+
+def played(shape: Shape, predicted: Predicted) -> Durations | None:
+    """What the simulator played for this prediction; None for one without operations (schema version 1)."""
+    operations = Operations.of(predicted)
+    if operations is None:
+        return None
+    overhead = Overhead(predicted.overhead_s or 0.0, predicted.transfer_s_per_byte or 0.0)
+    found = durations(shape, operations, overhead)
+    return replace(found, transfer_s=predicted.transfer_s) if predicted.transfer_s else found
 
 
 def backward_s(part: PartSeconds) -> float:

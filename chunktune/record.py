@@ -75,6 +75,8 @@ class Journal:
         Raises EnvironmentFailedError where the disk refuses it (the file then ends with the event before) and
         ValueError for NaN or infinity, before anything is written.
         """
+        if self._is_gone():
+            raise _gone(self.path)
         at = datetime.now(UTC).isoformat(timespec="microseconds")
         data = (json.dumps({**event, "at": at}, allow_nan=False) + "\n").encode()
         size = os.fstat(self._fd).st_size
@@ -85,6 +87,13 @@ class Journal:
             with suppress(OSError):
                 os.ftruncate(self._fd, size)
             raise _unwritable(self.path, f"{len(data)} bytes were not written", error) from error
+
+    def _is_gone(self) -> bool:
+        """Whether the file is no longer where it was opened: what is written to it then, nobody finds again."""
+        try:
+            return not os.path.samestat(self.path.stat(), os.fstat(self._fd))
+        except OSError:
+            return True
 
     def close(self) -> None:
         """Close the file; the journal takes no further event. Raises nothing."""
@@ -177,7 +186,7 @@ def assemble(events: Sequence[Event], status: Status = "interrupted") -> Record:
         raise EnvironmentFailedError('the journal holds no "start" event: nothing was measured')
     try:
         data = _record_fields(start, events, status)
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+    except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
         raise EnvironmentFailedError(f"the journal is damaged: {type(error).__name__}: {error}") from error
     return validated(Record, data, "the journal")
 
@@ -240,7 +249,7 @@ class _Results:
     def _confirm(self, trial: Event) -> None:
         fits = trial["state"] == "ok"
         self.confirmation = trial if fits else None
-        if not fits:
+        if not fits and trial["state"] != "skipped":
             self._keep(trial)
 
     def _lose(self, event: Event) -> None:
@@ -336,16 +345,24 @@ def read_record(path: Path) -> Record:
         fact = "is not a file" if path.exists() else "there is no such file"
         raise UsageError(f"{path}: {fact}; a record is the record.json that a sweep wrote")
     try:
-        data = strict_loads(path.read_bytes())
+        text = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: the record cannot be read ({_why(error)})") from error
-    except ValueError as error:
-        raise UsageError(f"{path}: not a record: {error}") from error
-    if not isinstance(data, dict) or "schema_version" not in data:
-        raise UsageError(f'{path}: not a record: it has no "schema_version"')
-    _check_version(str(path), data, UsageError)
+    return parse_record(text, str(path))
+
+
+def parse_record(text: bytes, where: str) -> Record:
+    """The record in the bytes of its JSON text; `where` names their source in messages. Raises UsageError, one line."""
     try:
-        return validated(Record, migrated(data), str(path))
+        data = strict_loads(text)
+    except ValueError as error:
+        raise UsageError(f"{where}: not a record: {error}") from error
+    if not isinstance(data, dict) or "schema_version" not in data:
+        raise UsageError(f'{where}: not a record: it has no "schema_version"')
+    _check_version(where, data, UsageError)
+    present = data["schema_version"] == SCHEMA_VERSION  # its text need not be written and read once more
+    try:
+        return _validated(Record, text, where) if present else validated(Record, migrated(data), where)
     except EnvironmentFailedError as error:
         raise UsageError(str(error)) from error
 
@@ -354,6 +371,7 @@ def migrated(data: Event) -> Event:
     """The fields of a record of any known schema version as those of the present one.
 
     1 -> 2: what is new (operations of a prediction, layers, alternatives) is empty where nobody recorded it.
+    2 -> 3: so is the time line of the confirmation.
     """
     return {**data, "schema_version": SCHEMA_VERSION}
 
@@ -412,7 +430,15 @@ def validated(model: type[_Model], data: object, where: str) -> _Model:
     Raises EnvironmentFailedError, one line with the first mistake, its place and the number of the others.
     """
     try:
-        return model.model_validate_json(json.dumps(data, allow_nan=False), strict=True)
+        text = json.dumps(data, allow_nan=False)
+    except RecursionError as error:
+        raise EnvironmentFailedError(f"{where}: nested too deeply") from error
+    return _validated(model, text, where)
+
+
+def _validated(model: type[_Model], text: str | bytes, where: str) -> _Model:
+    try:
+        return model.model_validate_json(text, strict=True)
     except ValidationError as error:
         raise EnvironmentFailedError(f"{where}: {_first_mistake(error)}") from error
 
@@ -449,6 +475,13 @@ def _finite_float(text: str) -> float:
 
 def _why(error: OSError) -> str:
     return error.strerror or type(error).__name__
+
+
+def _gone(path: Path) -> EnvironmentFailedError:
+    return EnvironmentFailedError(
+        f"{path}: the journal is gone, or another file stands in its place; every result must reach the disk: "
+        "leave the output directory alone while a sweep runs"
+    )
 
 
 def _unwritable(path: Path, fact: str, error: OSError) -> EnvironmentFailedError:

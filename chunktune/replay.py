@@ -80,7 +80,7 @@ class JournaledRunner:
         clock: Callable[[], float],
         batch_of: Callable[[int], tuple[int, int]],
     ) -> None:
-        self._answers = deque(event for event in events if event["event"] in _ANSWERS)
+        self._answers = deque(event for event in events if _is_answer(event))
         self._live = live
         self._append = append
         self._budget_s = budget_s
@@ -119,6 +119,10 @@ class JournaledRunner:
     def elapsed_s(self) -> float:
         """Seconds since the start of the sweep, earlier groups included: the stamp of the next event."""
         return self._base_s + self._clock() - self._live_since_s
+
+    def left_s(self) -> float:
+        """Seconds left of the budget now: for what is being measured, never for what the search is told."""
+        return self._budget_s - self.elapsed_s()
 
     def _answer(self, task: Task, values: tuple[int, ...], work: Callable[[], Event]) -> Event:
         losses = 0
@@ -195,7 +199,9 @@ def lost_event(events: Sequence[Event], note: Event | None, elapsed_s: float | N
 
 
 def _open_begin(events: Sequence[Event]) -> Event | None:
-    last = next((event for event in reversed(events) if event["event"] in ("begin", "end", *_ANSWERS)), None)
+    """The task without an answer; none after "resumed": what was open then ended with the command, not by itself."""
+    ends = ("begin", "end", "resumed", *_ANSWERS)
+    last = next((event for event in reversed(events) if event["event"] in ends), None)
     return last if last is not None and last["event"] == "begin" else None
 
 
@@ -205,6 +211,13 @@ def _noted_elapsed_s(begin: Event, note: Event) -> float:
         return elapsed_s
     began_s = datetime.fromisoformat(begin["at"]).timestamp()
     return elapsed_s + max(0.0, float(note["time_ns"]) / 1e9 - began_s)
+
+
+def _is_answer(event: Event) -> bool:
+    """Whether an event answers a question of the search for good: what the budget cut short is asked again."""
+    if event["event"] in ("trial", "confirm"):
+        return bool(event["trial"].get("state") != "skipped")
+    return bool(event["event"] in _ANSWERS and event.get("rounds") != [])
 
 
 def _question(event: Event) -> tuple[str, tuple[int, ...]]:

@@ -16,6 +16,8 @@ class SweepRequest:
     `sources`: dotted key -> where its value came from. `spec_dir`: absolute directory of the spec file, from
     which factories import. `output_dir`: absolute, or "" where the workers settle it together. `force`: a sweep
     that is in the directory already may be overwritten. `rehearse`: no pipeline, every stage rehearses in turn.
+    `resume`: the sweep in the directory goes on. `launch`: names this run of the command, restarts of its workers
+    included; "" where the workers agree on a name. `share`: other sweeps may use the devices at the same time.
     """
 
     spec: Spec
@@ -26,6 +28,9 @@ class SweepRequest:
     output_dir: str
     force: bool = False
     rehearse: bool = False
+    resume: bool = False
+    launch: str = ""
+    share: bool = False
 
     def to_json(self) -> str:
         """The request as one line of JSON, for the workers."""

@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Basis = Literal["given", "measured", "interpolated", "extrapolated", "estimated"]
 """How a cost is known; the weakest of several counts: estimated < extrapolated < interpolated < measured < given."""
 State = Literal["ok", "oom", "illegal", "killed", "timeout", "error", "skipped"]
+OperationKind = Literal["F", "L", "B", "I", "W", "U"]
 BatchMode = Literal["mini_batch", "micro_batch"]
 Criterion = Literal["pipeline", "stage"]
 Limit = Literal["memory", "throughput", "failed", "batch", "schedule", "range", "plateau", "budget"]
@@ -119,7 +120,8 @@ class Predicted(Frozen):
     `update_s`, the optimizer's, a rank each. `boundary_bytes`: the tensor between part p and p + 1. `overhead_s`:
     seconds that the runtime adds to each operation, `transfer_s_per_byte` to each byte that crosses between ranks,
     `constant_s` to each step, fitted from the trials named in `fitted_from` alone; where there are none the overhead
-    is what the runtime took in the rehearsal, without peers. `basis`: how the costs of a `whatif` are known.
+    is what the runtime took in the rehearsal, without peers. `basis`: how the costs of a `whatif` are known; its
+    `transfer_s` are seconds between part p and p + 1, where a sweep has bytes and seconds a byte.
     """
 
     step_s: Finite | None
@@ -132,6 +134,7 @@ class Predicted(Frozen):
     constant_s: Finite | None = None
     rehearsed_overhead_s: Finite | None = None
     fitted_from: tuple[int, ...] = ()
+    transfer_s: tuple[Finite, ...] = ()
     basis: Basis | None = None
 
 
@@ -223,11 +226,39 @@ class LayerProfile(Frozen):
     figures: tuple[LayerFigures, ...]
 
 
+class RankTimeline(Frozen):
+    """The operations of one rank in one step, in the order in which they ran: columns of equal length.
+
+    `kinds`: F forward, L loss, B backward, I and W the two halves of a split backward, U the optimizer's update.
+    `parts`, `chunks`: which part, and which chunk of it; -1 for the update. `start_s`, `end_s`: seconds from the
+    start of the step; none begins before the one before it has ended.
+    """
+
+    rank: int
+    kinds: tuple[OperationKind, ...]
+    parts: tuple[int, ...]
+    chunks: tuple[int, ...]
+    start_s: tuple[Finite, ...]
+    end_s: tuple[Finite, ...]
+
+
+class Timeline(Frozen):
+    """The last timed step of a trial, rank by rank. The step starts with the first operation of any rank.
+
+    Starts are counted from a barrier of all ranks, on each rank's own clock: between ranks they are as exact as that
+    barrier.
+    """
+
+    ranks: tuple[RankTimeline, ...]
+
+
 class Trial(Frozen):
     """One value of M, tried. Fields of a state other than "ok" are null or empty beyond `reason`.
 
     A predicted trial has its prediction in `step_s`, what it rests on in `predicted`, and, where a record of the same
-    setting had run this M, what that measured: median seconds a step, and the peak of every rank.
+    setting had run this M, what that measured: median seconds a step, and the peak of every rank. `timeline`: of a
+    confirmation alone, null where it would have more operations than a record should hold. `loss`: of the first step,
+    null where it is NaN or infinite, which `loss_is_finite` tells.
     """
 
     chunks: int
@@ -242,11 +273,13 @@ class Trial(Frozen):
     step_interval_s: tuple[Finite, Finite] | None = None
     throughput_samples_per_s: Finite | None = None
     loss: Finite | None = None
+    loss_is_finite: bool | None = None
     bubble: Bubble | None = None
     predicted: Predicted | None = None
     stages: tuple[StageFigures, ...] = ()
     measured_step_s: Finite | None = None
     measured_peak_bytes: tuple[int, ...] = ()
+    timeline: Timeline | None = None
 
     @property
     def fits(self) -> bool:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from chunktune.candidates import Candidates
 from chunktune.results import Comparison, Round, Trial
-from chunktune.standing import Found, Rules, Standing, best_of, stand
+from chunktune.standing import Found, Rules, Standing, best_of, rounds_allowed, stand
 from chunktune.stats import compare, shared_rounds
 
 __all__ = ["Found", "Rules", "Runner", "TrialLost", "next_doubling_gain", "search"]
@@ -40,7 +40,7 @@ class Runner(Protocol):
     """What the search needs of the machine; measuring, predicting and replaying differ only here."""
 
     def trial(self, chunks: int) -> Trial:
-        """Try one M: its state is ok, oom, killed, timeout or error."""
+        """Try one M: its state is ok, oom, killed, timeout or error, or skipped where the budget ended in it."""
 
     def rounds(self, values: Sequence[int], count: int) -> Sequence[Round]:
         """`count` more interleaved rounds, each over all these values. May raise TrialLost."""
@@ -104,11 +104,15 @@ class _Search:
         return not self.budget_spent
 
     def _try(self, chunks: int) -> Trial | None:
-        """Try M, or None when the budget is spent."""
+        """Try M, or None when the budget is spent, be it in the middle of the trial."""
         if not self._has_time():
             return None
-        self.trials[chunks] = self.probed[chunks] if chunks in self.probed else self.runner.trial(chunks)
-        return self.trials[chunks]
+        trial = self.probed[chunks] if chunks in self.probed else self.runner.trial(chunks)
+        if trial.state == "skipped":
+            self.budget_spent = True
+            return None
+        self.trials[chunks] = trial
+        return trial
 
     def _measure(self, values: Sequence[int], count: int) -> bool:
         """Add rounds, or note which M died in them; False when the budget is spent."""
@@ -134,6 +138,9 @@ class _Search:
         trial = self.runner.confirm(standing.chosen)
         if trial.fits:
             return trial
+        if trial.state == "skipped":
+            self.budget_spent = True
+            return None
         self.trials[standing.chosen] = trial
         self.failed_confirmations.append(trial)
         return None
@@ -193,6 +200,9 @@ class _Search:
             return True
         if largest not in self.probed:
             self.probed[largest] = self.runner.trial(largest)
+        if self.probed[largest].state == "skipped":
+            self.budget_spent = True
+            return True
         same = _same_error(self.probed[largest], trial)
         if same:
             self.trials[largest] = self.probed[largest]
@@ -209,7 +219,7 @@ class _Search:
         """The same pair in more rounds, while only the width of its interval hides a plateau."""
         chunks, against = comparison.chunks, comparison.against
         while (gain := self._gain_left(comparison)) is not None and gain >= self.rules.tolerance:
-            left = self.rules.max_rounds - shared_rounds(self.rounds, chunks, against)
+            left = self._rounds_left(chunks, against)
             likely = next_doubling_gain(chunks, against, comparison.ratio) < self.rules.tolerance
             if not likely or left <= 0 or not self._measure((chunks, against), min(left, self.rules.min_rounds)):
                 break
@@ -233,7 +243,7 @@ class _Search:
                 return None
             best = best_of(others, self.rounds, self.rules.criterion)
             comparison = self._compare(chunks, best)
-            left = self.rules.max_rounds - shared_rounds(self.rounds, chunks, best)
+            left = self._rounds_left(chunks, best)
             # The challenger comes first: it is the likelier culprit of a death that nobody can explain.
             if (comparison and comparison.decided) or left <= 0:
                 return comparison
@@ -306,7 +316,7 @@ class _Search:
         if not rivals and not any(self._is_open(chunks, standing) for chunks in finalists):
             return False
         self.joint = True
-        left = min(self.rules.max_rounds - self._shared(chunks, standing) for chunks in finalists)
+        left = min(self._rounds_left(chunks, standing.best) for chunks in finalists)
         return self._measure(sorted([standing.best, *finalists]), min(left, self.rules.min_rounds))
 
     def _finalists(self, standing: Standing) -> list[int]:
@@ -316,7 +326,7 @@ class _Search:
             chunks
             for chunks in standing.fits
             if chunks != standing.best
-            and self._shared(chunks, standing) < self.rules.max_rounds
+            and self._rounds_left(chunks, standing.best) > 0
             and (standing.outcome(chunks) != "slower" or chunks in following)
         ]
 
@@ -325,6 +335,11 @@ class _Search:
         # Where a chain of other values decided, what the choice rests on is still compared directly.
         undecided = standing.outcome(chunks) == "undecided"
         return undecided or self._shared(chunks, standing) < self.rules.min_rounds
+
+    def _rounds_left(self, chunks: int, against: int) -> int:
+        """Rounds that a comparison may still have; an undecided one gets more where the machine drifts."""
+        allowed = rounds_allowed(self.rounds, chunks, against, self.rules)
+        return allowed - shared_rounds(self.rounds, chunks, against)
 
     def _shared(self, chunks: int, standing: Standing) -> int:
         return shared_rounds(self.rounds, chunks, standing.best)

@@ -13,15 +13,19 @@ from typing import Literal
 
 from chunktune.candidates import Candidates
 from chunktune.results import Comparison, Criterion, Round, Trial
-from chunktune.stats import as_comparison, relative
+from chunktune.stats import as_comparison, drift, relative
 
 Fresh = Literal["fresh processes", "re-initialised group"]
+
+DRIFT = 1.3
+"""Speed of the machine between two rounds from which on a comparison is thought to have had a slow neighbour."""
 
 
 @dataclass(frozen=True)
 class Rules:
     """How the search decides. `tolerance` is a share of the best throughput; rounds are counted a pair.
 
+    Where the machine's speed moves by more than `DRIFT` between the rounds of a pair, it may have `drifting_rounds`.
     Raises ValueError when a value is out of range.
     """
 
@@ -30,6 +34,7 @@ class Rules:
     patience: int = 1
     min_rounds: int = 3
     max_rounds: int = 12
+    drifting_rounds: int = 24
     confirm: bool = True
 
     def __post_init__(self) -> None:
@@ -39,6 +44,12 @@ class Rules:
             raise ValueError(f"patience is {self.patience}; it counts values of M, 0 or more")
         if not 1 <= self.min_rounds <= self.max_rounds:
             raise ValueError(f"rounds are {self.min_rounds} to {self.max_rounds}; 1 <= min <= max")
+
+
+def rounds_allowed(rounds: Sequence[Round], chunks: int, against: int, rules: Rules) -> int:
+    """How many rounds a comparison may have, more of them on a machine that drifts."""
+    drifts = drift(rounds, chunks, against) > DRIFT
+    return max(rules.max_rounds, rules.drifting_rounds) if drifts else rules.max_rounds
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,20 @@ def shared_rounds(rounds: Sequence[Round], chunks: int, against: int) -> int:
     return sum({chunks, against} <= {block.chunks for block in entry.blocks} for entry in rounds)
 
 
+def drift(rounds: Sequence[Round], chunks: int, against: int) -> float:
+    """How much the machine's speed moved while two values of M were compared: 1 where it stood still.
+
+    The longest over the shortest step of the same M between the rounds that hold both, the smaller of the two
+    values' figures: what moved both is the machine's.
+    """
+    shared = [entry for entry in rounds if {chunks, against} <= {block.chunks for block in entry.blocks}]
+    moved = []
+    for value in (chunks, against):
+        steps_s = [block.step_s for entry in shared for block in entry.blocks if block.chunks == value]
+        moved.append(max(steps_s) / max(min(steps_s), 1e-12) if steps_s else 1.0)
+    return min(moved)
+
+
 def relative(rounds: Sequence[Round], criterion: Criterion, reference: int) -> dict[int, LogRatio]:
     """Throughput of every M over that of `reference`, through the shortest chain of shared rounds.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from chunktune.memory.pipeline import Pipeline, Whole
+from chunktune.memory.pipeline import Known, Pipeline, Whole
 from chunktune.memory.sizes import figures_at, profiled_sizes
 from chunktune.results import LayerProfile
 
@@ -66,18 +66,19 @@ class Moment:
     after_bytes: int
 
 
-def peak_bytes(layers: Sequence[LayerProfile], pipeline: Pipeline) -> tuple[int, ...]:
+def peak_bytes(layers: Sequence[LayerProfile], pipeline: Pipeline, known: Known | None = None) -> tuple[int, ...]:
     """The peak of every rank, rank 0 first; raises as `breakdowns` does."""
-    return tuple(rank.total for rank in breakdowns(layers, pipeline))
+    return tuple(rank.total for rank in breakdowns(layers, pipeline, known))
 
 
-def breakdowns(layers: Sequence[LayerProfile], pipeline: Pipeline) -> tuple[Breakdown, ...]:
+def breakdowns(layers: Sequence[LayerProfile], pipeline: Pipeline, known: Known | None = None) -> tuple[Breakdown, ...]:
     """Every rank at its peak, rank 0 first.
 
+    `known`: peaks of ranks that were played before, for who asks about many pipelines; it is added to.
     `layers`: with the loss last, as `chunktune.pipeline.profile` makes them; a b that was not profiled is met as
     `figures_at` says. Raises ValueError for a (K, M, V) that torch refuses, or counts that do not fit the profile.
     """
-    whole = Whole(layers, pipeline)
+    whole = Whole(layers, pipeline, known)
     return tuple(_breakdown(whole, rank) for rank in range(pipeline.stages))
 
 

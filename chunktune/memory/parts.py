@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from chunktune.results import LayerBytes, LayerFigures, OperationBytes
 
@@ -31,6 +32,19 @@ class Piece:
     loss: bool
 
 
+class Levels(NamedTuple):
+    """All that a rank's play asks of a part: see the properties of `PartBytes` of the same names."""
+
+    output_bytes: int
+    gradient_bytes: int
+    split_gradient_bytes: int
+    scalar_bytes: int
+    forward: Phase
+    loss: Phase
+    backward: int
+    first_backward: int
+
+
 class PartBytes:
     """A part at one b. `pieces`: its layers in order; under the last part the loss comes last."""
 
@@ -47,6 +61,11 @@ class PartBytes:
             self._out[index] = 0
             if not _passes_on(self._forward[index]):
                 break
+
+    @cached_property
+    def whole_levels(self) -> Levels:
+        """What a play without split backwards depends on; two parts with equal ones play alike."""
+        return Levels(*(getattr(self, name) for name in Levels._fields))
 
     @property
     def input_bytes(self) -> int:

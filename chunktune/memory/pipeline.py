@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -33,6 +33,10 @@ class Pipeline:
     recompute: Literal["none", "full"] = "none"
 
 
+Known = dict[Hashable, Sizes]
+"""Peaks of ranks, by all that they depend on."""
+
+
 class Standing(NamedTuple):
     """Bytes of one rank that stay for the whole step."""
 
@@ -48,8 +52,9 @@ class Whole:
     Raises ValueError for a (K, M, V) that torch refuses, or counts that do not fit the profile.
     """
 
-    def __init__(self, layers: Sequence[LayerProfile], pipeline: Pipeline) -> None:
+    def __init__(self, layers: Sequence[LayerProfile], pipeline: Pipeline, known: Known | None = None) -> None:
         self._pipeline = pipeline
+        self._known: Known = {} if known is None else known
         own = [profile for profile in layers if not profile.loss]
         self._loss = next((profile for profile in layers if profile.loss), None)
         self._layers = [profile for profile in own for _ in range(profile.count)]
@@ -103,6 +108,33 @@ class Whole:
 
     def peak(self, rank: int) -> Sizes:
         """The rank at its peak, without what stands."""
+        if self._pipeline.schedule not in _LOOPS:
+            return self._found_peak(rank)
+        key = self._alike(rank)
+        if key not in self._known:
+            self._known[key] = self._found_peak(rank)
+        return self._known[key]
+
+    def _alike(self, rank: int) -> Hashable:
+        """Under GPipe and 1F1B, all that a rank's peak depends on: equal ranks of any pipelines share one play."""
+        pipeline, stages = self._pipeline, self._pipeline.stages
+        after, chunks = stages - rank, pipeline.chunks
+        if pipeline.schedule == "gpipe":
+            after = min(after, 2)
+        elif after > 1:
+            chunks = min(chunks, _chunks_that_show_all(pipeline, rank) + 2)
+        own = self._rank(rank)
+        return (
+            pipeline.schedule,
+            rank == 0,
+            after,
+            chunks,
+            own.own[rank].whole_levels,
+            own.gradients[rank],
+            own.update_bytes,
+        )
+
+    def _found_peak(self, rank: int) -> Sizes:
         chunks, few = self._pipeline.chunks, _chunks_that_show_all(self._pipeline, rank)
         if chunks <= few + 1:
             return max((point.peak for point in self.points(rank)), key=sum)

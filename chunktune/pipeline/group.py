@@ -30,6 +30,8 @@ STORE_TIMEOUT = timedelta(minutes=5)
 _OUTCOME, _AT = "chunktune/outcome", "chunktune/at"
 EXIT_LOST = 7
 """A worker whose group cannot go on ends with this; the launcher starts the group again."""
+PEER_GRACE_S = 1.0
+"""What a worker waits before it ends for a peer's sake: the agent names the first it finds dead, and ends the rest."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ class Group:
         """Say in the store why this worker is about to end; the earliest note of a group is the reason."""
         full = {"rank": self.place.rank, "time_ns": time.time_ns(), **note}
         with contextlib.suppress(Exception):
-            self.store.set(self._note_key(self.place.attempt, self.place.rank), json.dumps(full))
+            self.store.set(_note_key(self.place.attempt, self.place.rank), json.dumps(full))
 
     def remember(self, chunks: int) -> None:
         """Say in the store which M runs now: a group that dies without a word died of it."""
@@ -163,12 +165,7 @@ class Group:
 
     def note_of_previous(self) -> dict[str, Any] | None:
         """The first failure of the group before this one, by time; without one, the M that ran when it ended."""
-        keys = [self._note_key(self.place.attempt - 1, rank) for rank in range(self.place.ranks)]
-        notes = [json.loads(self.store.get(key)) for key in keys if self.store.check([key])]
-        return min(notes, key=lambda note: note["time_ns"], default=running_of(self.store))
-
-    def _note_key(self, attempt: int, rank: int) -> str:
-        return f"chunktune/note/{attempt}/{rank}"
+        return first_note(self.store, self.place.attempt - 1, self.place.ranks) or running_of(self.store)
 
     def tell(self, outcome: str, **more: str) -> None:
         """Say how the sweep, or this part of it, ended: the launcher reads it with `outcome_of`."""
@@ -193,6 +190,7 @@ class Group:
                 self.tell("failed", type="UserCodeError", message=f"{fatal}: not done after {seconds:.0f} s")
             self.leave_note({"state": "timeout", "reason": f"not done after {seconds:.0f} s", **note})
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
+            time.sleep(PEER_GRACE_S)
             os._exit(EXIT_LOST)
 
         alarm = threading.Timer(seconds, expire)
@@ -204,6 +202,17 @@ class Group:
         finally:
             alarm.cancel()
             faulthandler.cancel_dump_traceback_later()
+
+
+def _note_key(attempt: int, rank: int) -> str:
+    return f"chunktune/note/{attempt}/{rank}"
+
+
+def first_note(store: dist.Store, attempt: int, ranks: int) -> dict[str, Any] | None:
+    """What the workers of an attempt left when they ended: the earliest note, None where there is none."""
+    keys = [_note_key(attempt, rank) for rank in range(ranks)]
+    notes: list[dict[str, Any]] = [json.loads(store.get(key)) for key in keys if store.check([key])]
+    return min(notes, key=lambda note: note["time_ns"], default=None)
 
 
 def running_of(store: dist.Store) -> dict[str, Any] | None:

@@ -10,14 +10,17 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import shutil
 import signal
+import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
@@ -34,19 +37,30 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from chunktune import errors
 from chunktune.device import resolve_kind
-from chunktune.errors import EnvironmentFailedError, InterruptedSweepError, UsageError
+from chunktune.errors import ChunktuneError, EnvironmentFailedError, InterruptedSweepError, UsageError
+from chunktune.locks import holding
 from chunktune.pipeline import worker
-from chunktune.pipeline.group import loopback_store, outcome_of, running_of, under_launcher
+from chunktune.pipeline.group import (
+    EXIT_LOST,
+    first_note,
+    loopback_store,
+    outcome_of,
+    running_of,
+    under_launcher,
+)
 from chunktune.pipeline.plan import make_plan
-from chunktune.pipeline.server import START_METHOD, start_server
+from chunktune.pipeline.server import START_METHOD, start_server, stop_server
 from chunktune.record import Event, Journal, Status, assemble, read_events, read_record, write_record
 from chunktune.replay import lost_event
 from chunktune.request import SweepRequest
 from chunktune.results import Record
+from chunktune.resume import as_recorded, journal_of, note_resumed, refuse_other_question
 from chunktune.spec import Spec
 
 SPARE_RESTARTS = 16
 """Restarts of a group besides two for each value of M."""
+_STILLBORN = 2
+"""Groups in a row that may end before they journal a line."""
 _CHATTY = ("torch.distributed.elastic", "torch.multiprocessing")
 _BACKEND = "chunktune-loopback"
 OnEvent = Callable[[Event], None]
@@ -64,7 +78,12 @@ def run(request: SweepRequest, on_event: OnEvent) -> Record | None:
     check_devices(request.spec, stages, rehearse=request.rehearse)
     plan = make_plan(request.spec, stages, request.spec_dir)
     plan.model.sample_batch(1, torch.Generator())  # a factory's mistake is told before any process starts
-    return _Launch(request, stages, len(plan.candidates.ladder)).run(on_event)
+    if request.resume:
+        spec = as_recorded(request.spec.model_dump(mode="json"), plan.stages, plan.virtual_stages)
+        refuse_other_question(journal_of(Path(request.output_dir)), request, spec)
+    launch = _Launch(request, stages, len(plan.candidates.ladder))
+    with holding(_devices(request, stages), request.output_dir):
+        return launch.run(on_event)
 
 
 def visible_stages(spec: Spec) -> int:
@@ -96,12 +115,21 @@ def _processes(request: SweepRequest, stages: int) -> int:
     return min(stages, max(1, torch.cuda.device_count())) if resolve_kind(request.spec.device.kind) == "cuda" else 1
 
 
+def _devices(request: SweepRequest, stages: int) -> list[str]:
+    """What a sweep keeps others from: its GPUs, or this machine's cores; sleeping stages need none."""
+    if request.share:
+        return []
+    if resolve_kind(request.spec.device.kind) == "cuda":
+        return [f"GPU {torch.cuda.get_device_properties(i).uuid}" for i in range(_processes(request, stages))]
+    return [] if request.spec.model.family == "sleep" else ["the CPU"]
+
+
 class _Launch:
     """The launches of one sweep on this machine: one to measure, one more for every confirmation."""
 
     def __init__(self, request: SweepRequest, stages: int, rungs: int) -> None:
         spec = request.spec.model_copy(update={"pipeline": request.spec.pipeline.model_copy(update={"stages": stages})})
-        self._request = replace(request, spec=spec)
+        self._request = replace(request, spec=spec, launch=uuid.uuid4().hex)
         self._processes = _processes(request, stages)
         self._output = Path(request.output_dir)
         self._journal = self._output / "journal.jsonl"
@@ -110,14 +138,36 @@ class _Launch:
     def run(self, on_event: OnEvent) -> Record:
         self._prepare_output()
         start_server()
-        with followed(self._journal, on_event), _quiet_agent():
-            outcome: dict[str, str] = {"outcome": "fresh group needed"}
-            while outcome.get("outcome") == "fresh group needed":
-                outcome = self._launch_once()
-        return self._finish(outcome)
+        with _handlers_restored():
+            try:
+                with followed(self._journal, on_event), _quiet_agent():
+                    outcome = self._until_decided()
+                return self._finish(outcome)
+            except (SignalException, KeyboardInterrupt) as error:
+                _leave_at_the_next_signal()
+                self._interrupted(error)
+
+    def _until_decided(self) -> dict[str, str]:
+        """Launch group after group, each going on from the journal, until one says how the sweep ended."""
+        losses = without_a_line = 0
+        while True:
+            lines = self._journal_bytes()
+            outcome = self._launch_once()
+            if outcome.get("outcome") not in ("lost", "fresh group needed"):
+                return outcome
+            losses += outcome.get("outcome") == "lost"
+            without_a_line = without_a_line + 1 if self._journal_bytes() == lines else 0
+            if losses > self._restarts or without_a_line == _STILLBORN:
+                return {"outcome": "failed", "type": "EnvironmentFailedError", "message": _gave_up(losses, outcome)}
+
+    def _journal_bytes(self) -> int:
+        return self._journal.stat().st_size if self._journal.exists() else 0
 
     def _prepare_output(self) -> None:
         _or_unwritable(lambda: self._output.mkdir(parents=True, exist_ok=True), self._output)
+        if self._request.resume:
+            note_resumed(self._journal, self._request)
+            return
         for name in ("journal.jsonl", "record.json"):
             (self._output / name).unlink(missing_ok=True)
         shutil.rmtree(self._output / "logs", ignore_errors=True)
@@ -130,7 +180,7 @@ class _Launch:
             nproc_per_node=self._processes,
             run_id="chunktune",
             rdzv_backend=_BACKEND,
-            max_restarts=self._restarts,
+            max_restarts=0,  # the parent journals what ended a group before it starts the next
             monitor_interval=0.1,
             start_method=START_METHOD,
             local_addr="127.0.0.1",
@@ -140,34 +190,35 @@ class _Launch:
             try:
                 elastic_launch(config, worker.main)(self._request.to_json())
             except ChildFailedError as error:
-                return outcome_of(handler.store) or self._group_failed(error)
-            except (SignalException, KeyboardInterrupt) as error:
+                return outcome_of(handler.store) or self._lost(handler, *_last_words(error))
+            except SignalException:
                 if not warden.alarmed:
-                    self._interrupted(error)
-                self._account_for_silence(handler)
-                return {"outcome": "fresh group needed"}
+                    raise
+                return self._lost(handler, None, "a worker ended by itself, with exit status 0")
         return outcome_of(handler.store)
 
-    def _account_for_silence(self, handler: _LoopbackRendezvous) -> None:
-        """A worker left without a word and with exit status 0: torch's agent would wait for it for ever."""
-        note = {**(running_of(handler.store) or {}), "reason": "a worker ended by itself, with exit status 0"}
-        lost = lost_event(read_events(self._journal), note)
-        if lost is not None:
-            with Journal(self._journal) as journal:
-                journal.append(lost)
+    def _lost(self, handler: _LoopbackRendezvous, rank: int | None, words: str) -> dict[str, str]:
+        """Journal why the group ended: in a worker's own words, the first by time, else in those of the agent."""
+        note = first_note(handler.store, 0, self._processes)
+        if note is None:
+            note = {**(running_of(handler.store) or {}), "state": "killed", "rank": rank, "reason": words}
+        if self._journal.exists():
+            lost = lost_event(read_events(self._journal), note)
+            if lost is not None:
+                with Journal(self._journal) as journal:
+                    journal.append(lost)
+        return {"outcome": "lost", "message": str(note.get("reason") or words)}
 
-    def _group_failed(self, error: ChildFailedError) -> dict[str, str]:
-        rank, failure = error.get_first_failure()
-        self._keep_partial("failed")
-        last_words = str(failure.message).splitlines()[0]
-        message = f"the worker group died {self._restarts + 1} times, last rank {rank} ({last_words})"
-        return {"outcome": "failed", "type": "EnvironmentFailedError", "message": message}
-
-    def _interrupted(self, error: BaseException) -> None:
+    def _interrupted(self, error: BaseException) -> NoReturn:
         terminated = isinstance(error, SignalException) and error.sigval == signal.SIGTERM
         kept = self._keep_partial("interrupted")
         word = "terminated" if terminated else "interrupted"
-        raise InterruptedSweepError(f"{word}; {kept}", 143 if terminated else 130) from None
+        raise InterruptedSweepError(f"{word}; {kept}{self._go_on()}", 143 if terminated else 130) from None
+
+    def _go_on(self) -> str:
+        """The command that goes on with the sweep, where there is anything to go on with."""
+        shown = min(str(self._output), os.path.relpath(self._output), key=len)
+        return f"; go on with: chunktune sweep --resume {shlex.quote(shown)}" if self._journal.exists() else ""
 
     def _keep_partial(self, status: Status) -> str:
         """Close the journal of a group that ended too early and write what it amounts to."""
@@ -184,13 +235,42 @@ class _Launch:
         write_record(assemble(read_events(self._journal), status), path)
         return f"what was measured is kept in {path}"
 
+    def _kept_or_shown(self, measured: str) -> str:
+        """Keep what was measured; where the disk does not take it, show it on stderr: nothing is lost."""
+        why = "the journal is gone"
+        if self._journal.exists() or not measured:
+            try:
+                return self._keep_partial("failed")
+            except ChunktuneError as error:
+                why = str(error)
+        if not measured:
+            return f"and nothing was kept: {why}"
+        print(measured, file=sys.stderr)
+        return f"what was measured stands above, as a record, and not on the disk: {why}"
+
     def _finish(self, outcome: dict[str, str]) -> Record:
         if outcome.get("outcome") == "decided":
             return read_record(self._output / "record.json")
         kind = getattr(errors, outcome.get("type", ""), EnvironmentFailedError)
         message = outcome.get("message", "the workers ended without a verdict")
-        kept = self._keep_partial("failed")
-        raise kind(f"{message}; {kept}; the workers' logs are in {self._output / 'logs'}")
+        kept = self._kept_or_shown(outcome.get("record", ""))
+        raise kind(f"{message}; {kept}; the workers' logs are in {self._output / 'logs'}{self._go_on()}")
+
+
+def _gave_up(losses: int, outcome: dict[str, str]) -> str:
+    return f"the worker group died {losses} times; the last time {outcome.get('message', 'without a word')}"
+
+
+def _last_words(error: ChildFailedError) -> tuple[int, str]:
+    """The rank that the agent found dead first, and how it ended."""
+    rank, failure = error.get_first_failure()
+    if failure.exitcode < 0:
+        name = failure.signal_name()
+        killer = ", as the kernel's out-of-memory killer does" if name == "SIGKILL" else ""
+        return rank, f"rank {rank} was ended by {name}{killer}"
+    if failure.exitcode == EXIT_LOST:
+        return rank, f"rank {rank} lost its peers, and none of them said why"
+    return rank, f"rank {rank} ended by itself, with exit status {failure.exitcode}"
 
 
 class _LoopbackRendezvous(RendezvousHandler):
@@ -272,6 +352,31 @@ class _Warden:
                     self.alarmed = True
                     os.kill(os.getpid(), signal.SIGTERM)
                     return
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _handlers_restored() -> Iterator[None]:
+    """torch's agent leaves handlers behind that raise an exception of its own."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave_at_the_next_signal() -> None:
+    """A second Ctrl-C, or SIGTERM, does not wait for the partial record: the journal holds all of it."""
+
+    def leave(number: int, _: object) -> None:
+        stop_server()
+        os._exit(128 + number)
+
+    for number in _SIGNALS:
+        signal.signal(number, leave)
 
 
 @contextlib.contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
+import sys
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,17 +25,25 @@ from chunktune.pipeline.live import FreshGroupNeededError, LivePipeline
 from chunktune.pipeline.measure import Measurer
 from chunktune.pipeline.plan import Plan
 from chunktune.pipeline.rehearsed import RehearsedPipeline
-from chunktune.record import Event, Journal, assemble, read_events, write_record
+from chunktune.record import Event, Journal, assemble, read_events, record_json, write_record
 from chunktune.replay import JournaledRunner, lost_event
 from chunktune.request import SweepRequest
 from chunktune.results import SCHEMA_VERSION, Record, Trial
+from chunktune.resume import (
+    as_recorded,
+    hosts_moved,
+    note_resumed,
+    refuse_other_machine,
+    refuse_other_question,
+    start_of,
+)
 from chunktune.search import search
 from chunktune.standing import Rules
 from chunktune.verdict import comparisons, decide
 from chunktune.whatif.counsel import advised
 
 OnEvent = Callable[[Event], None]
-MAX_ROUNDS, QUICK_ROUNDS = 12, 4
+QUICK_ROUNDS = 4
 LOSS_TOLERANCE = {"float32": 2e-3, "bfloat16": 2e-2}
 """How far the first step's loss may differ over M by rounding alone, as a share."""
 
@@ -46,7 +57,7 @@ class Leader:
         self._plan = plan
         self._on_event = on_event
         self._output = Path(request.output_dir)
-        self._launch = group.agree_on("launch", uuid.uuid4().hex) if on_event is not None else "own"
+        self._launch = request.launch or group.agree_on("launch", uuid.uuid4().hex)
         self._journal: Journal | None = None
         self._events: list[Event] = []
 
@@ -56,7 +67,7 @@ class Leader:
             self._output.mkdir(parents=True, exist_ok=True)
             path = self._output / "journal.jsonl"
             if path.exists():
-                self._events = self._own_events(read_events(path))
+                self._events = self._own_events(path)
                 if not self._events:
                     path.unlink()
             self._journal = Journal(path)
@@ -66,17 +77,29 @@ class Leader:
             return EnvironmentFailedError(f"{self._output} cannot be written: {error.strerror or error}")
         return None
 
-    def _own_events(self, events: list[Event]) -> list[Event]:
-        """The events of this launch; none where they may be overwritten. Raises UsageError where they may not."""
-        start = next((event for event in events if event["event"] == "start"), None)
+    def _own_events(self, path: Path) -> list[Event]:
+        """The events of this launch, or of the one to go on with; none where they may be overwritten.
+
+        Raises UsageError for those of another sweep.
+        """
+        events = read_events(path)
+        start = start_of(events)
         if start is None or start.get("launch") == self._launch:
             return events
+        if self._request.resume:
+            refuse_other_question(events, self._request, self._spec())
+            note_resumed(path, replace(self._request, launch=self._launch))
+            return read_events(path)
         if self._request.force:
             return []
         raise UsageError(
             f"{self._output} already holds a sweep; a sweep needs a directory of its own: "
-            "give another --output-dir, or --force to overwrite"
+            "give another --output-dir, --force to overwrite, or --resume to go on with it"
         )
+
+    def _spec(self) -> dict[str, Any]:
+        dumped = self._plan.spec.model_dump(mode="json")
+        return as_recorded(dumped, self._plan.stages, self._plan.virtual_stages)
 
     def known_counts(self) -> tuple[int, ...] | None:
         """Layers of each part as an earlier group of this sweep settled them."""
@@ -84,7 +107,7 @@ class Leader:
         return tuple(start["layers_per_part"]) if start else None
 
     def _started(self) -> Event | None:
-        return next((event for event in self._events if event["event"] == "start"), None)
+        return start_of(self._events)
 
     def lead(
         self, measurer: Measurer, counts: tuple[int, ...], facts: list[dict[str, Any]]
@@ -93,6 +116,8 @@ class Leader:
         try:
             if self._started() is None:
                 self._append(self._start_event(counts, facts))
+            elif self._request.resume:
+                self._check_machine(facts)
             self._account_for_previous_group([fact["pid"] for fact in facts])
             book = LayerBook(self._plan, counts, measurer.work.device.kind)
             kind = RehearsedPipeline if self._request.rehearse else LivePipeline
@@ -106,6 +131,14 @@ class Leader:
             self.give_up(error)
             return None, False
 
+    def _check_machine(self, facts: list[dict[str, Any]]) -> None:
+        """Raises UsageError where the sweep began on another machine, unless only the host's name is another."""
+        environment = _environment(facts)
+        refuse_other_machine(self._events, str(self._output), environment)
+        moved = hosts_moved(self._events, environment)
+        if moved is not None and not any(event.get("text") == moved for event in self._events):
+            self._append({"event": "warning", "text": moved})
+
     def _send(self, command: Command) -> Command:
         self._group.broadcast(command)
         return command
@@ -115,13 +148,15 @@ class Leader:
         runner = JournaledRunner(
             self._events, live, self._append, spec.sweep.budget, time.monotonic, candidates.batch_of
         )
+        live.left_s = runner.left_s
         rules = Rules(
             criterion=spec.sweep.criterion,
             tolerance=spec.sweep.tolerance,
             patience=spec.sweep.patience,
-            max_rounds=QUICK_ROUNDS if self._request.quick else MAX_ROUNDS,
             confirm=not (self._request.quick or self._request.rehearse),
         )
+        if self._request.quick:
+            rules = replace(rules, max_rounds=QUICK_ROUNDS, drifting_rounds=QUICK_ROUNDS)
         found = search(candidates, runner, rules)
         verdict = decide(
             candidates,
@@ -158,10 +193,15 @@ class Leader:
         self._append({"event": "group", "attempt": attempt, "kind": kind, "pids": pids, "elapsed_s": elapsed_s})
 
     def _since_start_s(self) -> float:
-        """Seconds of the sweep until now, restarts of the group included: they are paid for by the budget too."""
-        start = self._started()
-        began = datetime.fromisoformat(start["at"]) if start and "at" in start else datetime.now(UTC)
-        return max(0.0, (datetime.now(UTC) - began).total_seconds())
+        """Seconds of the sweep until now, restarts of the group included: they are paid for by the budget too.
+
+        What passed between an end of the command and its resumption is not.
+        """
+        began = next((event for event in reversed(self._events) if event["event"] in ("start", "resumed")), None)
+        if began is None or "at" not in began:
+            return 0.0
+        since = datetime.now(UTC) - datetime.fromisoformat(began["at"])
+        return float(began["elapsed_s"]) + max(0.0, since.total_seconds())
 
     def _ran(self) -> dict[int, Trial]:
         trials = [Trial.model_validate(event["trial"]) for event in self._events if event["event"] == "trial"]
@@ -169,15 +209,19 @@ class Leader:
 
     def _append(self, event: Event) -> None:
         assert self._journal is not None
+        self._events.append(event)  # first: what the disk refuses is handed over all the same
         self._journal.append(event)
-        self._events.append(event)
         if self._on_event is not None:
             self._on_event(event)
+            if event["event"] in ("trial", "lost"):
+                self._keep_partial()
+
+    def _keep_partial(self) -> None:
+        """Under the user's torchrun nobody is left to write a partial record when the agent gives up."""
+        write_record(assemble(self._events, "interrupted"), self._output / "record.json")
 
     def _start_event(self, counts: tuple[int, ...], facts: list[dict[str, Any]]) -> Event:
         candidates = self._plan.candidates
-        spec = self._plan.spec.model_dump(mode="json")
-        spec["pipeline"] |= {"stages": self._plan.stages, "virtual_stages": self._plan.virtual_stages}
         return {
             "event": "start",
             "schema_version": SCHEMA_VERSION,
@@ -185,23 +229,38 @@ class Leader:
             "name": self._request.name,
             "launch": self._launch,
             "output_dir": str(self._output),
-            "spec": spec,
+            "spec_dir": self._request.spec_dir,
+            "spec": self._spec(),
             "sources": self._request.sources,
             "environment": _environment(facts),
             "candidates": [one.model_dump(mode="json") for one in described(candidates)],
             "mode": "rehearsed" if self._request.rehearse else "measured",
             "quick": self._request.quick,
-            "warnings": [*candidates.warnings, *_warnings(self._plan, facts)],
+            "warnings": [*candidates.warnings, *_warnings(self._plan, facts), *_shared(self._request)],
             "layers_per_part": list(counts),
             "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "elapsed_s": 0.0,
         }
 
     def give_up(self, error: ChunktuneError) -> None:
-        """End the sweep with an error: raised here under torchrun, told to the launcher otherwise."""
-        self._group.tell("failed", type=type(error).__name__, message=str(error))
+        """End the sweep with an error: raised here under torchrun, told to the launcher otherwise.
+
+        What was measured goes with it, for the case that the disk did not take it.
+        """
+        measured = self._measured()
+        self._group.tell("failed", type=type(error).__name__, message=str(error), record=measured)
         if self._on_event is not None:
+            if measured and not (self._output / "journal.jsonl").is_file():
+                print(measured, file=sys.stderr)
             raise error
+
+    def _measured(self) -> str:
+        """The record as JSON, "" where there is nothing to keep."""
+        if not any(event["event"] in ("trial", "lost") for event in self._events):
+            return ""
+        with contextlib.suppress(ChunktuneError):
+            return record_json(assemble(self._events, "failed"))
+        return ""
 
 
 def _environment(facts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -214,6 +273,10 @@ def _environment(facts: list[dict[str, Any]]) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "devices": facts,
     }
+
+
+def _shared(request: SweepRequest) -> list[str]:
+    return ["--share: another sweep may have used these devices at the same time"] if request.share else []
 
 
 def _warnings(plan: Plan, facts: list[dict[str, Any]]) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from chunktune.pipeline.counted import LayerBook
@@ -23,18 +25,20 @@ DEADLINE_STEPS = 100
 
 @dataclass(frozen=True)
 class Command:
-    """What rank 0 asks of every rank. `steps`: timed steps of a block."""
+    """What rank 0 asks of every rank. `steps`: timed steps of a block. `left_s`: of the sweep's budget."""
 
     task: Literal["rehearsal", "trial", "block", "stop", "reopen"]
     chunks: int = 0
     micro_batch: int = 0
     steps: int = 0
     deadline_s: float = LEAST_DEADLINE_S
+    left_s: float = math.inf
 
 
 def obey(measurer: Measurer, command: Command) -> list[RankTrial] | list[RankReport] | list[Timed]:
     """Do this rank's share of a command; every rank gets every rank's result."""
     note = {"chunks": command.chunks}
+    measurer.until_s = time.perf_counter() + command.left_s
     with measurer.group.deadline(command.deadline_s, note):
         if command.task == "rehearsal":
             return measurer.rehearsal(command.chunks, command.micro_batch)
@@ -47,7 +51,8 @@ def obey(measurer: Measurer, command: Command) -> list[RankTrial] | list[RankRep
 class Leading:
     """What the live pipeline and the rehearsed one have in common.
 
-    `append` journals an event. `trials`: what ran by M, that of an earlier group included.
+    `append` journals an event. `trials`: what ran by M, that of an earlier group included. `left_s`: seconds left of
+    the budget now.
     """
 
     measurer: Measurer
@@ -57,6 +62,7 @@ class Leading:
     book: LayerBook
     trials: dict[int, Trial] = field(default_factory=dict)
     measured: bool = False
+    left_s: Callable[[], float] = lambda: math.inf
 
     @property
     def shape(self) -> Shape:
@@ -117,7 +123,14 @@ class Leading:
         """Have every rank do its share."""
         self.measured = True
         self.measurer.group.remember(command.chunks)
-        return obey(self.measurer, self.send(command))
+        return obey(self.measurer, self.send(replace(command, left_s=self.left_s())))
+
+
+def unfinished_trial(plan: Plan, chunks: int) -> Trial:
+    """The trial of an M in which the budget ran out: it says nothing of this M."""
+    micro_batch, mini_batch = plan.candidates.batch_of(chunks)
+    reason = "sweep.budget was spent in the middle of it"
+    return Trial(chunks=chunks, micro_batch=micro_batch, mini_batch=mini_batch, state="skipped", reason=reason)
 
 
 def shape_of(plan: Plan) -> Shape:

@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from chunktune.pipeline.leading import Command, Leading, shape_of
+from chunktune.pipeline.leading import Command, Leading, shape_of, unfinished_trial
 from chunktune.pipeline.measure import RankTrial, Timed, step_seconds, visiting_order
 from chunktune.pipeline.plan import Plan
 from chunktune.pipeline.rehearsal import RankReport
+from chunktune.pipeline.runtime import Operation
 from chunktune.predict import ideal_bubble
 from chunktune.replay import Fresh, Task
-from chunktune.results import Block, Bubble, Predicted, Round, StageFigures, Trial
+from chunktune.results import (
+    Block,
+    Bubble,
+    OperationKind,
+    Predicted,
+    RankTimeline,
+    Round,
+    StageFigures,
+    Timeline,
+    Trial,
+)
 from chunktune.stats import median_interval
+
+MOST_OPERATIONS = 20_000
+"""Of a recorded time line: about a megabyte of JSON."""
+_KINDS: Mapping[str, OperationKind] = {
+    "forward": "F",
+    "loss": "L",
+    "backward": "B",
+    "input": "I",
+    "weight": "W",
+    "optimizer": "U",
+}
 
 
 class FreshGroupNeededError(Exception):
@@ -29,9 +52,12 @@ class LivePipeline(Leading):
 
     def trial(self, chunks: int) -> Trial:
         """Rehearsal, prediction, which is journaled before anything is timed, and the real pipeline at M."""
+        return self._trial(chunks, keep_timeline=False)
+
+    def _trial(self, chunks: int, *, keep_timeline: bool) -> Trial:
         reports = self.rehearse(chunks)
         if any(report.state != "ok" for report in reports):
-            return failed_trial(self.plan, chunks, reports)
+            return trial_without_steps(self.plan, chunks, reports)
         predicted = self.foretell(chunks, reports)
         micro_batch, _ = self.plan.candidates.batch_of(chunks)
         results: list[RankTrial] = self.call(  # type: ignore[assignment]
@@ -40,21 +66,41 @@ class LivePipeline(Leading):
         trial = self.book.counted(trial_of(self.plan, chunks, results, predicted))
         if trial.fits:
             self.trials[chunks] = trial
+        if trial.fits and keep_timeline:
+            timeline = timeline_of([rank.timed.operations for rank in results if rank.timed is not None])
+            return trial.model_copy(update={"timeline": timeline})
         return trial
 
     def rounds(self, values: Sequence[int], count: int) -> Sequence[Round]:
-        """`count` rounds over the values; each round visits them in the opposite order of the last."""
-        return [self._round(tuple(values)) for _ in range(count)]
+        """Up to `count` rounds over the values, as many as the budget has time for.
 
-    def _round(self, values: tuple[int, ...]) -> Round:
+        Each round visits them in the opposite order of the last.
+        """
+        measured = []
+        for _ in range(count):
+            entry = self._round(tuple(values))
+            if entry is None:
+                break
+            measured.append(entry)
+        return measured
+
+    def _round(self, values: tuple[int, ...]) -> Round | None:
+        """One round, None where the budget ends in it: a comparison needs every value at about the same time."""
         visit = self._visits.get(values, 0)
         self._visits[values] = visit + 1
-        blocks = {chunks: self._block(chunks) for chunks in visiting_order(values, visit)}
+        blocks: dict[int, Block] = {}
+        for chunks in visiting_order(values, visit):
+            if self.left_s() < self._steps(chunks) * self.step_s.get(chunks, 0.0):
+                return None
+            blocks[chunks] = self._block(chunks)
         return Round(blocks=tuple(blocks[chunks] for chunks in values))
+
+    def _steps(self, chunks: int) -> int:
+        return self.measurer.effort.block_count(self.step_s.get(chunks, 0.1))
 
     def _block(self, chunks: int) -> Block:
         micro_batch, mini_batch = self.plan.candidates.batch_of(chunks)
-        steps = self.measurer.effort.block_count(self.step_s.get(chunks, 0.1))
+        steps = self._steps(chunks)
         timed: list[Timed] = self.call(  # type: ignore[assignment]
             Command("block", chunks, micro_batch, steps, self.command_deadline_s([chunks]))
         )
@@ -66,8 +112,8 @@ class LivePipeline(Leading):
         )
 
     def confirm(self, chunks: int) -> Trial:
-        """The trial once more; `deadline_s` has seen to it that this group is a fresh one."""
-        return self.trial(chunks)
+        """The trial once more, with its time line; `deadline_s` has seen to it that this group is a fresh one."""
+        return self._trial(chunks, keep_timeline=True)
 
     def freshness(self) -> Fresh:
         """How this group came to be."""
@@ -83,8 +129,10 @@ class LivePipeline(Leading):
         return self.command_deadline_s(values)
 
 
-def failed_trial(plan: Plan, chunks: int, reports: Sequence[RankReport]) -> Trial:
-    """The trial of an M that did not fit, or raised, on some rank."""
+def trial_without_steps(plan: Plan, chunks: int, reports: Sequence[RankReport]) -> Trial:
+    """The trial of an M that did not fit, or raised, on some rank; or that the budget cut short."""
+    if all(report.state in ("ok", "late") for report in reports):
+        return unfinished_trial(plan, chunks)
     micro_batch, mini_batch = plan.candidates.batch_of(chunks)
     bad = _worst(reports)
     return Trial(
@@ -102,7 +150,7 @@ def trial_of(plan: Plan, chunks: int, ranks: Sequence[RankTrial], predicted: Pre
     """One trial from what its ranks measured."""
     reports = [rank.report for rank in ranks]
     if any(report.state != "ok" for report in reports):
-        return failed_trial(plan, chunks, reports)
+        return trial_without_steps(plan, chunks, reports)
     micro_batch, mini_batch = plan.candidates.batch_of(chunks)
     timed = [rank.timed for rank in ranks if rank.timed is not None]
     step_s = step_seconds(timed)
@@ -119,12 +167,40 @@ def trial_of(plan: Plan, chunks: int, ranks: Sequence[RankTrial], predicted: Pre
         step_interval_s=median_interval(step_s),
         throughput_samples_per_s=mini_batch / median_s,
         loss=loss if loss is not None and math.isfinite(loss) else None,
+        loss_is_finite=None if loss is None else math.isfinite(loss),
         bubble=Bubble(
             measured=statistics.mean(stage.idle_share for stage in stages),
             ideal=ideal_bubble(shape_of(plan), chunks),
         ),
         predicted=predicted,
         stages=stages,
+    )
+
+
+def timeline_of(ranks: Sequence[Sequence[Operation]]) -> Timeline | None:
+    """One step from every rank's operations in order; None where these are none, or more than MOST_OPERATIONS.
+
+    torch's schedules take the chunks of a part in ascending order, so that the n-th operation of a kind is chunk n.
+    """
+    if not all(ranks) or sum(map(len, ranks)) > MOST_OPERATIONS:
+        return None
+    origin_s = min(operations[0].start_s for operations in ranks)
+    return Timeline(ranks=tuple(_rank_timeline(rank, own, origin_s) for rank, own in enumerate(ranks)))
+
+
+def _rank_timeline(rank: int, operations: Sequence[Operation], origin_s: float) -> RankTimeline:
+    seen: Counter[tuple[str, int]] = Counter()
+    chunks = []
+    for one in operations:
+        chunks.append(-1 if one.kind == "optimizer" else seen[one.kind, one.part])
+        seen[one.kind, one.part] += 1
+    return RankTimeline(
+        rank=rank,
+        kinds=tuple(_KINDS[one.kind] for one in operations),
+        parts=tuple(one.part for one in operations),
+        chunks=tuple(chunks),
+        start_s=tuple(one.start_s - origin_s for one in operations),
+        end_s=tuple(one.start_s - origin_s + one.seconds for one in operations),
     )
 
 

@@ -44,13 +44,15 @@ class Effort:
 class Timed:
     """Consecutive timed steps of one rank: when each ended (s after a common start), how long it was busy in each.
 
-    `forward_s`, `backward_s`: seconds a micro-batch, summed over the rank's parts.
+    `forward_s`, `backward_s`: seconds a micro-batch, summed over the rank's parts. `operations`: those of the last
+    step, where they were asked for, their starts in seconds after the common one.
     """
 
     ends_s: tuple[float, ...]
     busy_s: tuple[float, ...]
     forward_s: float
     backward_s: float
+    operations: tuple[Operation, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,15 @@ class Measurer:
     """Runs one rank's share of every task. All methods are collective: every rank calls the same in the same order.
 
     `works`: the ranks that this process stands for; one in the real pipeline, several where they only rehearse in
-    turn. `resamples`: bootstrap samples of rehearsed operations.
+    turn. `resamples`: bootstrap samples of rehearsed operations. `until_s`: when the budget ends, on this process's
+    `perf_counter`.
     """
 
     works: tuple[RankWork, ...]
     group: Group
     effort: Effort
     resamples: int = 0
+    until_s: float = math.inf
     _trainer: Trainer | None = field(default=None, init=False)
     _step: TrainingStep | None = field(default=None, init=False)
 
@@ -94,10 +98,13 @@ class Measurer:
         return sorted(everyone, key=lambda report: report.rank)
 
     def _rehearsed(self, work: RankWork, chunks: int, micro_batch: int) -> RankReport:
-        report = rehearse(work, chunks, micro_batch, self.resamples)
+        report = rehearse(work, chunks, micro_batch, self.resamples, self._is_late)
         if report.log is not None:
             print(report.log, file=sys.stderr, flush=True)
         return report
+
+    def _is_late(self) -> bool:
+        return time.perf_counter() > self.until_s
 
     def trial(self, chunks: int, micro_batch: int) -> list[RankTrial]:
         """Run the real pipeline, which the rehearsal said fits.
@@ -113,8 +120,13 @@ class Measurer:
         if not fits:
             self._drop()
             return result
-        count = self.group.broadcast(self.effort.trial_count(result.warm_step_s))
-        return replace(result, timed=self._timed(count))
+        count = self.group.broadcast(self._affordable(self.effort.trial_count(result.warm_step_s), result.warm_step_s))
+        return replace(result, timed=self._timed(count, keep=True))
+
+    def _affordable(self, count: int, step_s: float) -> int:
+        """As many of these steps as the budget has time for, one at least."""
+        left_s = max(0.0, self.until_s - time.perf_counter())
+        return count if left_s > count * step_s else max(1, int(left_s / max(step_s, 1e-9)))
 
     def _warm_up(self, chunks: int, micro_batch: int, budget: Budget) -> RankTrial:
         """Two untimed, counted steps of the real pipeline from the initial weights; the peak is the second's."""
@@ -129,6 +141,8 @@ class Measurer:
                 loss = float(torch.stack([one.detach().float() for one in losses]).sum()) if losses else None
                 del losses
                 watch.restart()
+                if self.group.broadcast(self._is_late()):
+                    return RankTrial(RankReport(self.work.rank, "late"), self.work.own_parts, budget, 0.0)
                 start = time.perf_counter()
                 self._step.run()
                 device.synchronise()
@@ -160,22 +174,23 @@ class Measurer:
             report = failure_report(self.work.rank, error, None, budget, "pipeline")
             raise PipelineLostError(report, self._step.chunks) from error
 
-    def _timed(self, count: int) -> Timed:
+    def _timed(self, count: int, *, keep: bool = False) -> Timed:
         """Steps one after the other from a common start, as in training: no barrier between them."""
         assert self._step is not None
         operations: list[list[Operation]] = []
         ends = []
         self.group.barrier()
-        start = time.perf_counter()
+        start, origin = time.perf_counter(), self.work.device.mark()
         for _ in range(count):
             self._run_one()
             ends.append(time.perf_counter() - start)
-            operations.append(self._take_operations())
+            operations.append(self._step.operations.take(origin))
         return Timed(
             ends_s=tuple(ends),
             busy_s=tuple(sum(one.seconds for one in step) for step in operations),
             forward_s=_per_chunk(operations, ("forward", "loss"), self._step.chunks),
             backward_s=_per_chunk(operations, ("backward", "input", "weight"), self._step.chunks),
+            operations=tuple(operations[-1]) if keep else (),
         )
 
     def _build(self, chunks: int, micro_batch: int) -> None:

@@ -157,13 +157,15 @@ class _Loss(nn.Module):
 class Profiler:
     """The layers of one model, built fake once, and what is known about them so far: for who asks again and again.
 
-    Arguments and errors are those of `profile_layers`.
+    Arguments and errors are those of `profile_layers`. `halves`: whether the two halves of a split backward are
+    profiled too, which takes twice as long again; only schedules that split it ask for them.
     """
 
-    def __init__(self, spec: Spec, model: ModelDefinition, round_to: int) -> None:
+    def __init__(self, spec: Spec, model: ModelDefinition, round_to: int, *, halves: bool = True) -> None:
         self._spec = spec
         self._model = model
         self._round_to = round_to
+        self._halves = halves
         self._autocast = torch.bfloat16 if spec.training.precision == "bfloat16" else None
         self._mode = fake_tensors()
         self._known: dict[_Kind, _Found] = {}
@@ -221,8 +223,8 @@ class Profiler:
 
     def _examine(self, layer: _Layer, kind: _Kind, micro_batch: int) -> _Found:
         bench = _Bench(layer, kind, self._autocast, self._round_to)
-        plain = bench.all_operations(recompute=False)
-        recomputed = None if layer.loss else bench.all_operations(recompute=True)
+        plain = bench.all_operations(recompute=False, halves=self._halves)
+        recomputed = None if layer.loss else bench.all_operations(recompute=True, halves=self._halves)
         kernels = bench.kernels()
         entry_bytes = bench.rounded(_storage_bytes(kind.entry))
         batch_bytes = entry_bytes if kind.first else 0
@@ -384,12 +386,12 @@ class _Bench:
         """Bytes of a storage as the allocator gives them."""
         return self._meter.rounded(size)
 
-    def all_operations(self, *, recompute: bool) -> LayerBytes:
+    def all_operations(self, *, recompute: bool, halves: bool) -> LayerBytes:
         """Every operation of the layer, with and without gradients of its weights in place."""
         self._clear_gradients()
         first = self._run("whole", recompute)
         later = self._run("whole", recompute)
-        if not self._kind.differentiable:
+        if not (self._kind.differentiable and halves):
             return _layer_bytes(first, later, *[_Seen()] * 4)
         split, ending = self._run("split", recompute), self._run("ending", recompute)
         # The last of these leaves gradients, from which the size of all of them is read.

@@ -7,6 +7,7 @@ as real ones do. What does not fit, or raises, is found here, and no process has
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,7 +20,7 @@ from chunktune.results import Shortage
 from chunktune.units import format_bytes
 
 USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
-"""What a user's layer may raise; a worker ignores a real Ctrl-C, which the launcher answers."""
+"""What a user's layer may raise; a real Ctrl-C ends a worker at once."""
 _DATA_DEPENDENT = ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException")
 _FAKE_RULE = (
     "the shapes between the stages are read by running the layers on tensors without values: "
@@ -31,10 +32,13 @@ SLACK_BYTES = 8 * MIB
 
 @dataclass(frozen=True)
 class RankReport:
-    """How one rank fared. `log` is the user's traceback, for the log file; `seconds` what its operations took."""
+    """How one rank fared. `log` is the user's traceback, for the log file; `seconds` what its operations took.
+
+    "late": the budget was spent before all was done; nothing is known of this M.
+    """
 
     rank: int
-    state: Literal["ok", "oom", "error"]
+    state: Literal["ok", "oom", "error", "late"]
     peak_bytes: int = 0
     reason: str | None = None
     shortage: Shortage | None = None
@@ -43,11 +47,14 @@ class RankReport:
     budget: Budget | None = None
 
 
-def rehearse(work: RankWork, chunks: int, micro_batch: int, resamples: int = 0) -> RankReport:
+def rehearse(
+    work: RankWork, chunks: int, micro_batch: int, resamples: int = 0, is_late: Callable[[], bool] = lambda: False
+) -> RankReport:
     """Two optimizer steps at M chunks of b samples, memory enforced and counted; the peak is the second's.
 
     Where they fit the step is timed, without the meter and the limit, which both slow it down; `resamples` as in
-    `timed_rehearsal`. Never raises for what the user's model does: every failure becomes a report.
+    `timed_rehearsal`. `is_late` is asked between steps. Never raises for what the user's model does: every failure
+    becomes a report.
     """
     budget = work.budget()
     work.device.release()
@@ -62,9 +69,13 @@ def rehearse(work: RankWork, chunks: int, micro_batch: int, resamples: int = 0) 
             step = TrainingStep(Trainer(work), chunks, micro_batch, rehearsal=True)
             step.run()
             watch.restart()
+            if is_late():
+                return RankReport(work.rank, "late")
             step.run()
             work.device.synchronise()
         report = counted_report(work.rank, watch, budget.budget_bytes, "rehearsal")
+        if report.state == "ok" and is_late():
+            report = RankReport(work.rank, "late")
         if report.state == "ok":
             report = replace(report, seconds=timed_rehearsal(step, work.device, resamples), budget=budget)
     except USER_ERRORS as error:

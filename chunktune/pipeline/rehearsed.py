@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chunktune.pipeline.leading import Leading
-from chunktune.pipeline.live import failed_trial
+from chunktune.pipeline.live import trial_without_steps
 from chunktune.pipeline.rehearsal import RankReport
 from chunktune.pipeline.timing import RankSeconds
 from chunktune.predict import Overhead, foretold_trial, simulated
@@ -36,7 +36,7 @@ class RehearsedPipeline(Leading):
         """Every rank's rehearsal at M, and the step that they make."""
         reports = self.rehearse(chunks)
         if any(report.state != "ok" for report in reports):
-            return failed_trial(self.plan, chunks, reports)
+            return trial_without_steps(self.plan, chunks, reports)
         predicted = self.foretell(chunks, reports)
         self._keep(chunks, reports, predicted)
         trial = foretold_trial(

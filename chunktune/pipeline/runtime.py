@@ -270,11 +270,15 @@ class BoundaryReader:
 
 @dataclass(frozen=True)
 class Operation:
-    """One timed operation of a step. `kind`: forward, backward, input, weight, loss or optimizer."""
+    """One timed operation of a step. `kind`: forward, backward, input, weight, loss or optimizer.
+
+    `start_s`: seconds from the origin that the log was taken with, 0 without one.
+    """
 
     kind: str
     part: int
     seconds: float
+    start_s: float = 0.0
 
 
 class Clock(Protocol):
@@ -301,9 +305,17 @@ class OperationLog:
         self._open.append((kind, part, start, self.clock.mark()))
         return result
 
-    def take(self) -> list[Operation]:
-        """Every operation since the last call, in order; the device has been synchronised."""
-        done = [Operation(k, p, self.clock.elapsed_s(start, end)) for k, p, start, end in self._open]
+    def take(self, origin: Mark = None) -> list[Operation]:
+        """Every operation since the last call, in order, started so long after `origin`; the device is synchronised."""
+        done = [
+            Operation(
+                kind,
+                part,
+                self.clock.elapsed_s(start, end),
+                0.0 if origin is None else self.clock.elapsed_s(origin, start),
+            )
+            for kind, part, start, end in self._open
+        ]
         self._open.clear()
         return done
 

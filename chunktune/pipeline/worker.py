@@ -15,6 +15,7 @@ import platform
 import signal
 import sys
 import threading
+import time
 import traceback
 from dataclasses import replace
 from datetime import datetime
@@ -27,7 +28,7 @@ import torch
 from chunktune import partition
 from chunktune.device import Device, is_peer_failure, open_device
 from chunktune.errors import ChunktuneError, UsageError
-from chunktune.pipeline.group import EXIT_LOST, Group, Place, outcome_of
+from chunktune.pipeline.group import EXIT_LOST, PEER_GRACE_S, Group, Place, outcome_of
 from chunktune.pipeline.leader import Leader, OnEvent
 from chunktune.pipeline.leading import FIRST_DEADLINE_S, Command, obey
 from chunktune.pipeline.measure import Effort, Measurer, PipelineLostError
@@ -44,7 +45,7 @@ QUICK_EFFORT = Effort(trial_steps=2, trial_s=0.15, block_steps=1, block_s=0.1)
 
 def main(request: str) -> None:
     """Entry of a worker that chunktune's own launcher started; `request` is a SweepRequest as JSON."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the launcher answers it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the agent hands on what it got, and waits for half a minute
     _die_with_launcher()
     run(SweepRequest.from_json(request), on_event=None)
 
@@ -190,6 +191,8 @@ def _end_lost(group: Group, lost: PipelineLostError) -> NoReturn:
     if lost.__cause__ is None or not is_peer_failure(lost.__cause__):
         shortage = report.shortage.model_dump(mode="json") if report.shortage else None
         group.leave_note({"state": report.state, "reason": report.reason, "chunks": lost.chunks, "shortage": shortage})
+    else:
+        time.sleep(PEER_GRACE_S)
     os._exit(EXIT_LOST)
 
 
@@ -201,6 +204,8 @@ def _end_broken(group: Group, error: Exception) -> NoReturn:
         message = f"rank {group.place.rank}: {type(error).__name__}: {error}"
         with contextlib.suppress(Exception):
             group.tell("failed", type="ChunktuneError", message=message)
+    else:
+        time.sleep(PEER_GRACE_S)
     os._exit(EXIT_LOST)
 
 

@@ -17,6 +17,7 @@ from chunktune import partition
 from chunktune.costs import Costs, Setting
 from chunktune.datasheets import Hardware, hardware
 from chunktune.results import LayerProfile
+from chunktune.schedules import SCHEDULES
 from chunktune.sources.figures import filled, sizes_asked
 from chunktune.sources.interpolation import at
 from chunktune.sources.seconds import SPLIT_NOTE, Seconds, durations, per_rank, splits_backward, total
@@ -92,9 +93,11 @@ class EstimatedCosts:
 
     def _model(self, spec: Spec) -> _Model:
         key = f"{spec.model.model_dump_json()} {spec.training.precision} {spec.training.optimizer} {spec.device.kind}"
-        if key not in self._models:
-            self._models[key] = _Model(spec, self._spec_dir)
-        return self._models[key]
+        halves = SCHEDULES[spec.pipeline.schedule].splits_backward
+        known = self._models.get(key)
+        if known is None or (halves and not known.halves):
+            known = self._models[key] = _Model(spec, self._spec_dir, halves)
+        return known
 
 
 def sizes_of(spec: Spec) -> tuple[int, ...]:
@@ -108,16 +111,17 @@ def sizes_of(spec: Spec) -> tuple[int, ...]:
         return sizes_asked(spec)
     top = _LARGE
     while top < most:
-        top *= _SMALL
+        top *= _LARGE
     return tuple(sorted({1, _LARGE, top}))
 
 
 @dataclass
 class _Model:
-    """One model under one training: what its profiler found so far."""
+    """One model under one training: what its profiler found so far. `halves`: of a split backward too."""
 
     spec: Spec
     spec_dir: str
+    halves: bool
     _figures: dict[int, list[LayerProfile]] = field(default_factory=dict)
     _kernels: dict[int, tuple[Kernels, ...]] = field(default_factory=dict)
     _profiles: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[LayerProfile, ...]] = field(default_factory=dict)
@@ -131,7 +135,7 @@ class _Model:
         if self.spec_dir and self.spec_dir not in sys.path:
             sys.path.insert(0, self.spec_dir)
         round_to = 1 if self.spec.device.kind == "cpu" else CUDA_ROUNDING_BYTES
-        return Profiler(self.spec, build_model(self.spec.model), round_to)
+        return Profiler(self.spec, build_model(self.spec.model), round_to, halves=self.halves)
 
     def learn(self, sizes: Iterable[int]) -> None:
         """Profile what is not known yet."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import chunktune
 from chunktune.candidates import Candidates, described, enumerate_candidates
@@ -19,6 +19,9 @@ from chunktune.standing import Found, Rules
 from chunktune.verdict import comparisons, decide
 from chunktune.whatif.runner import PredictedRunner
 from chunktune.whatif.setting import Room, measured_trials, settle, stages_of
+
+if TYPE_CHECKING:
+    from chunktune.memory.pipeline import Known
 
 RankPeaks = Callable[[Setting, Sequence[LayerProfile], int, int], tuple[int, ...]]
 """A setting, the profiles of its layers, M and b -> the peak bytes of every rank."""
@@ -38,7 +41,7 @@ class Engine:
     def __init__(self, source: CostSource, record: Record | None = None, peaks: RankPeaks | None = None) -> None:
         self.source = source
         self._record = record
-        self._peaks = peaks or rank_peaks
+        self._peaks = peaks or partial(rank_peaks, known={})
         self._memo: dict[Hashable, Any] = {}
 
     def predict(self, spec: Spec, sources: Mapping[str, str] | None = None) -> Record:
@@ -116,8 +119,10 @@ class Engine:
         return {"costs": self.source.label, "device": spec.hardware.name}
 
 
-def rank_peaks(setting: Setting, layers: Sequence[LayerProfile], chunks: int, micro_batch: int) -> tuple[int, ...]:
-    """The peak bytes of every rank at M and b, from the profiles of single layers."""
+def rank_peaks(
+    setting: Setting, layers: Sequence[LayerProfile], chunks: int, micro_batch: int, known: Known | None = None
+) -> tuple[int, ...]:
+    """The peak bytes of every rank at M and b, from the profiles of single layers; `known` as in `breakdowns`."""
     from chunktune import memory
 
     pipeline = setting.spec.pipeline
@@ -132,6 +137,7 @@ def rank_peaks(setting: Setting, layers: Sequence[LayerProfile], chunks: int, mi
             counts=setting.counts,
             recompute=pipeline.recompute,
         ),
+        known,
     )
 
 

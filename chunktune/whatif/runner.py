@@ -11,7 +11,7 @@ from chunktune.candidates import Candidates
 from chunktune.costs import Costs, Setting
 from chunktune.errors import UsageError
 from chunktune.predict import Shape, ideal_bubble
-from chunktune.results import Block, Bubble, Predicted, Round, Shortage, StageFigures, Trial
+from chunktune.results import Block, Bubble, PartSeconds, Predicted, Round, Shortage, StageFigures, Trial
 from chunktune.simulate import Durations, Simulated
 from chunktune.units import format_bytes
 from chunktune.whatif.setting import Room
@@ -68,6 +68,9 @@ class PredictedRunner:
         predicted = Predicted(
             step_s=None,
             peak_bytes=self.peaks(chunks, micro_batch),
+            parts=self._parts(costs.durations),
+            update_s=costs.durations.update_s,
+            transfer_s=costs.durations.transfer_s,
             overhead_s=costs.durations.overhead_s,
             constant_s=costs.constant_s,
             basis=costs.basis,
@@ -86,6 +89,19 @@ class PredictedRunner:
         if shortage is not None:
             return trial.model_copy(update=_does_not_fit(shortage))
         return trial.model_copy(update=self._figures(trial, predicted, costs))
+
+    def _parts(self, durations: Durations) -> tuple[PartSeconds, ...]:
+        split = self._schedule.splits_backward
+        return tuple(
+            PartSeconds(
+                part=part,
+                forward_s=forward_s,
+                backward_s=None if split else durations.backward_s[part],
+                input_s=durations.input_s[part] if split else None,
+                weight_s=durations.weight_s[part] if split else None,
+            )
+            for part, forward_s in enumerate(durations.forward_s)
+        )
 
     def _figures(self, trial: Trial, predicted: Predicted, costs: Costs) -> dict[str, object]:
         """What a trial that fits holds besides."""

@@ -187,7 +187,7 @@ def test_a_bad_whole_line_is_named(tmp_path: Path, line: bytes, message: str) ->
         read_events(path)
 
 
-@pytest.mark.parametrize("version", [3, 99])
+@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 99])
 def test_a_newer_journal_is_refused(tmp_path: Path, version: int) -> None:
     write_journal(tmp_path / "j", [start_event(schema_version=version)])
     with pytest.raises(
@@ -420,6 +420,14 @@ def test_reading_a_record_imports_neither_torch_nor_pandas() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_a_record_of_schema_version_2_is_read() -> None:
+    old = read_record(Path(__file__).parents[1] / "data" / "record_v2.json")
+    assert old.schema_version == SCHEMA_VERSION
+    assert old.verdict is not None and old.verdict.chunks is not None
+    assert old.confirmation is not None and old.confirmation.timeline is None
+    assert all(trial.predicted is None or trial.predicted.transfer_s == () for trial in old.trials)
 
 
 def test_a_record_of_schema_version_1_is_read(tmp_path: Path) -> None:

@@ -316,7 +316,7 @@ def test_a_group_given_up_before_a_task_begins_has_lost_nothing() -> None:
     [
         {"event": "trial", "trial": ok_trial(4).model_dump(mode="json"), "elapsed_s": 1.0},
         {"event": "confirm", "trial": ok_trial(2).model_dump(mode="json"), "elapsed_s": 1.0},
-        {"event": "rounds", "values": [2], "rounds": [], "elapsed_s": 1.0},
+        {"event": "rounds", "values": [2], "rounds": [{"blocks": []}], "elapsed_s": 1.0},
         lost_event("rounds", [2], "killed", 1.0),
         lost_event("trial", [4], "killed", 1.0),
     ],
@@ -328,12 +328,30 @@ def test_an_answer_to_another_question_is_an_error(event: Event) -> None:
 
 
 def test_rounds_over_other_values_are_another_question() -> None:
-    event = {"event": "rounds", "values": [2, 4], "rounds": [], "elapsed_s": 1.0}
+    event = {"event": "rounds", "values": [2, 4], "rounds": [{"blocks": []}], "elapsed_s": 1.0}
     runner = JournaledRunner([event], World(), print, 100.0, lambda: 0.0, batch_of)
     with pytest.raises(
         EnvironmentFailedError, match=r"rounds of M = 2, 4 where the search asks for rounds of M = 4, 2"
     ):
         runner.rounds([4, 2], 1)
+
+
+def test_what_the_budget_cut_short_is_asked_again() -> None:
+    """A sweep that goes on with a larger budget finds no answer in a trial, or in rounds, that had no time."""
+    cut = ok_trial(2).model_copy(update={"state": "skipped"}).model_dump(mode="json")
+    events = [
+        {"event": "trial", "trial": cut, "elapsed_s": 5.0},
+        {"event": "rounds", "values": [2], "rounds": [], "elapsed_s": 5.0},
+    ]
+    runner = JournaledRunner([start_event(), *events], World(), lambda _: None, 100.0, lambda: 0.0, batch_of)
+    assert not runner.replaying
+    assert runner.trial(2).fits
+
+
+def test_what_was_open_when_the_command_ended_is_held_against_nobody() -> None:
+    begin = {"event": "begin", "task": "trial", "values": [4], "elapsed_s": 1.0}
+    assert made_lost_event([start_event(), begin], None) is not None
+    assert made_lost_event([start_event(), begin, {"event": "resumed", "elapsed_s": 1.0}], None) is None
 
 
 # --- lost events -------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_slow_decline_is_caught_because_all_are_compared_with_the_best() -> None
 
 
 def test_challenger_is_compared_with_the_best_so_far_in_growing_batches() -> None:
-    runner = FakeRunner(fixed_n((1, 2)), {1: 100, 2: 99.1}, noise=0.02)
+    runner = FakeRunner(fixed_n((1, 2)), {1: 100, 2: 99.1}, noise=0.02, drift=0.0)
     search(runner.candidates, runner, Rules())
     assert set(runner.batches) <= {((2, 1), 3), ((1, 2), 3)}
     # The pair cannot be told apart: 12 rounds, and no more in the joint comparison.
@@ -251,10 +251,35 @@ def test_contenders_meet_in_joint_rounds_with_the_next_larger() -> None:
 
 
 def test_joint_rounds_go_on_until_decided_and_no_further() -> None:
-    runner = FakeRunner(fixed_n((4, 8, 16)), {4: 100, 8: 99.1, 16: 80}, noise=0.01, seed=3)
+    runner = FakeRunner(fixed_n((4, 8, 16)), {4: 100, 8: 99.1, 16: 80}, noise=0.01, seed=3, drift=0.0)
     found = search(runner.candidates, runner, Rules(max_rounds=12))
     shared = sum({4, 8} <= {block.chunks for block in entry.blocks} for entry in found.rounds)
     assert shared <= 12
+
+
+def test_a_machine_that_drifts_gets_twice_the_rounds_for_what_is_undecided_only() -> None:
+    undecided = FakeRunner(fixed_n((1, 2)), {1: 100, 2: 99.1}, noise=0.02, drift=0.6)
+    search(undecided.candidates, undecided, Rules())
+    assert sum(count for _, count in undecided.batches) == 24
+    plain = FakeRunner(fixed_n((1, 2)), {1: 100, 2: 50}, noise=0.02, drift=0.6)
+    search(plain.candidates, plain, Rules())
+    assert sum(count for _, count in plain.batches) <= 6
+
+
+def test_a_trial_cut_short_by_the_budget_ends_the_search_and_is_no_trial() -> None:
+    runner = FakeRunner(fixed_n((1, 2, 4)), {1: 10, 2: 20, 4: 40}, states={4: "skipped"})
+    found = search(runner.candidates, runner, Rules())
+    assert found.budget_spent
+    assert [trial.state for trial in found.trials] == ["ok", "ok", "skipped"]
+    assert runner.confirmed == []
+
+
+def test_a_confirmation_cut_short_by_the_budget_fails_nothing() -> None:
+    runner = FakeRunner(fixed_n((1, 2, 4)), {1: 10, 2: 20, 4: 40}, unconfirmed={4: "skipped"})
+    found = search(runner.candidates, runner, Rules())
+    assert found.budget_spent and found.confirmation is None
+    assert found.failed_confirmations == ()
+    assert all(trial.fits for trial in found.trials)
 
 
 def test_values_that_were_compared_through_others_meet_the_best_directly() -> None:

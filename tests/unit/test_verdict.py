@@ -566,3 +566,19 @@ def test_comparisons_are_those_with_the_best() -> None:
     found = found_of(candidates, {1: [50] * 3, 2: [100] * 3, 4: [80] * 3})
     known: tuple[Comparison, ...] = comparisons(candidates, found, Rules())
     assert [(c.chunks, c.against, c.outcome, c.rounds) for c in known] == [(1, 2, "slower", 3), (4, 2, "slower", 3)]
+
+
+def test_a_drifting_machine_is_said_where_it_cost_rounds_or_the_answer() -> None:
+    judged = judge(FakeRunner(fixed_n((1, 2)), speeds(100, 99.1), noise=0.02, drift=0.6)).findings
+    assert any("machine's speed moved by" in finding and "24 rounds" in finding for finding in judged)
+    decided = judge(FakeRunner(fixed_n((1, 2)), speeds(100, 50), noise=0.02, drift=0.6)).findings
+    assert not any("machine's speed" in finding for finding in decided)
+
+
+def test_a_loss_that_is_no_number_is_found() -> None:
+    class Diverging(FakeRunner):
+        def trial(self, chunks: int) -> Trial:
+            return super().trial(chunks).model_copy(update={"loss": None, "loss_is_finite": chunks > 1})
+
+    findings = judge(Diverging(fixed_n((1, 2)), speeds(100, 50))).findings
+    assert any("NaN or infinite at M = 1:" in finding for finding in findings)

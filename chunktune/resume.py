@@ -1,0 +1,142 @@
+"""Going on with a sweep that ended early: what may join what it measured, and what may not. No torch.
+
+A sweep is the answers that its journal holds. Going on means to replay them and to ask for what is missing, so that
+everything which could have changed an answer has to be as it was: the spec, but for how long it may take; the way of
+measuring; chunktune and torch; the devices. What differs is named, and nothing is mixed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import chunktune
+from chunktune.errors import EnvironmentFailedError, UsageError
+from chunktune.record import Event, Journal, read_events
+from chunktune.request import SweepRequest
+from chunktune.units import shorten
+
+FREE_KEYS = ("sweep.budget", "sweep.trial_timeout")
+"""Keys of the spec that may change: they say how long to go on, not what is measured."""
+_SOFTWARE = ("torch", "cuda", "nccl")
+_DEVICE = ("kind", "name", "memory_bytes", "cores")
+_MOST_NAMED = 12
+
+
+def journal_of(directory: Path) -> list[Event]:
+    """The events of a sweep that may be gone on with, a torn last line left out.
+
+    Raises UsageError where the directory holds no journal, or one that begins with no whole "start" event, and
+    where it was written by a newer chunktune or is damaged before its last line.
+    """
+    path = directory / "journal.jsonl"
+    if not path.is_file():
+        raise UsageError(f"{directory}: holds no journal.jsonl; --resume takes the output directory of a sweep")
+    try:
+        events = read_events(path)
+    except EnvironmentFailedError as error:
+        raise UsageError(f"{error}; nothing of it was changed") from error
+    if start_of(events) is None:
+        raise UsageError(f"{path}: holds no whole start event, so nothing was measured; start anew with --force")
+    return events
+
+
+def start_of(events: Iterable[Event]) -> Event | None:
+    """The "start" event, None where there is none."""
+    return next((event for event in events if event["event"] == "start"), None)
+
+
+def is_finished(events: Iterable[Event], budget_s: float) -> bool:
+    """Whether the sweep came to its end and a budget of `budget_s` seconds would not take it further."""
+    kept = list(events)
+    end = next((event for event in reversed(kept) if event["event"] == "end"), None)
+    start = start_of(kept)
+    if end is None or start is None or end.get("status") != "complete":
+        return False
+    return budget_s <= float(start["spec"]["sweep"]["budget"])
+
+
+def as_recorded(spec: Mapping[str, Any], stages: int, virtual_stages: int) -> dict[str, Any]:
+    """The dumped spec as a journal keeps it: K and V as they were settled."""
+    pipeline = {**spec["pipeline"], "stages": stages, "virtual_stages": virtual_stages}
+    return {**spec, "pipeline": pipeline}
+
+
+def refuse_other_question(events: Iterable[Event], request: SweepRequest, spec: Mapping[str, Any]) -> None:
+    """Raises UsageError where the journal's sweep was asked something else; `spec` as `as_recorded` gives it."""
+    start = start_of(events)
+    assert start is not None
+    asked = {
+        "chunktune": (start["tool"].get("version"), chunktune.__version__),
+        "--quick": (bool(start["quick"]), request.quick),
+        "mode": (start.get("mode", "measured"), "rehearsed" if request.rehearse else "measured"),
+        **_leaves(start["spec"], spec),
+    }
+    _refuse(request.output_dir, asked)
+
+
+def refuse_other_machine(events: Iterable[Event], directory: str, environment: Mapping[str, Any]) -> None:
+    """Raises UsageError where the journal's sweep ran with another torch or on other devices."""
+    start = start_of(events)
+    assert start is not None
+    before: Mapping[str, Any] = start["environment"]
+    pairs = {name: (before.get(name), environment.get(name)) for name in _SOFTWARE}
+    old, new = before.get("devices") or [], environment.get("devices") or []
+    pairs["devices"] = (len(old), len(new))
+    for rank, (mine, now) in enumerate(zip(old, new, strict=False)):
+        pairs |= {f"rank {rank}: {name}": (mine.get(name), now.get(name)) for name in _DEVICE}
+    _refuse(directory, pairs)
+
+
+def hosts_moved(events: Iterable[Event], environment: Mapping[str, Any]) -> str | None:
+    """A warning where the sweep goes on on other hosts than those it began on."""
+    start = start_of(events)
+    assert start is not None
+    old, new = (
+        sorted({str(device.get("host")) for device in each.get("devices") or []})
+        for each in (start["environment"], environment)
+    )
+    if old == new:
+        return None
+    return f"the sweep began on {', '.join(old)} and went on on {', '.join(new)}: devices of equal name may differ"
+
+
+def note_resumed(journal: Path, request: SweepRequest) -> None:
+    """Journal, once a launch, that the sweep goes on: what was open before ended with the command.
+
+    Raises EnvironmentFailedError where the journal cannot be read or written.
+    """
+    if any(event["event"] == "resumed" and event.get("launch") == request.launch for event in read_events(journal)):
+        return
+    with Journal(journal) as opened:
+        events = read_events(journal)
+        elapsed_s = max((float(event["elapsed_s"]) for event in events if "elapsed_s" in event), default=0.0)
+        opened.append({"event": "resumed", "launch": request.launch, "pid": os.getpid(), "elapsed_s": elapsed_s})
+
+
+def _leaves(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted key -> both values, for every leaf of two dumped specs but FREE_KEYS."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        found: dict[str, tuple[Any, Any]] = {}
+        for name in sorted({*old, *new}):
+            found |= _leaves(old.get(name), new.get(name), f"{key}.{name}" if key else str(name))
+        return found
+    return {} if key in FREE_KEYS else {key: (old, new)}
+
+
+def _refuse(directory: str, pairs: Mapping[str, tuple[Any, Any]]) -> None:
+    other = [f"{name} was {_shown(old)} and is {_shown(new)}" for name, (old, new) in pairs.items() if old != new]
+    if not other:
+        return
+    more = f", and {len(other) - _MOST_NAMED} more" if len(other) > _MOST_NAMED else ""
+    raise UsageError(
+        f"{directory}: the sweep there cannot be gone on with: {'; '.join(other[:_MOST_NAMED])}{more}; what was "
+        f"measured before would not be comparable (only {' and '.join(FREE_KEYS)} may change): "
+        "put it back, or start anew with another --output-dir"
+    )
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else shorten(repr(value), 60)
