@@ -14,14 +14,18 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from chunktune.blame import place_in
 from chunktune.device import Device
 
 # Long, since a deadline of our own ends a hung group much earlier and says why.
@@ -32,6 +36,12 @@ EXIT_LOST = 7
 """A worker whose group cannot go on ends with this; the launcher starts the group again."""
 PEER_GRACE_S = 1.0
 """What a worker waits before it ends for a peer's sake: the agent names the first it finds dead, and ends the rest."""
+TIMEOUT_GRACE_S, LOCKED_AFTER_S = 3.0, 2.0
+"""What a worker waits after its deadline before it ends, and after what one that holds the interpreter's lock is
+made to write its stack: before the agent ends it for the others' sake."""
+NODE_GRACE_S = 20.0
+"""The same where peers are on other nodes: torch's rendezvous counts an agent that died as there for 15 s
+(`keep_alive_interval` times `keep_alive_max_attempt`), and one that meets it there ends for good."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +52,15 @@ class Place:
     ranks: int
     local_rank: int
     local_ranks: int
-    attempt: int
     address: str
     port: int
     agent_store: bool
+    run_id: str = ""
+
+    @property
+    def peer_grace_s(self) -> float:
+        """What this worker waits before it ends for a peer's sake; its agent ends it at once where it knows better."""
+        return PEER_GRACE_S if self.ranks == self.local_ranks else NODE_GRACE_S
 
     @classmethod
     def from_environment(cls) -> Place:
@@ -56,10 +71,10 @@ class Place:
             ranks=int(env["WORLD_SIZE"]),
             local_rank=int(env.get("LOCAL_RANK", "0")),
             local_ranks=int(env.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"])),
-            attempt=int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
             address=env["MASTER_ADDR"],
             port=int(env["MASTER_PORT"]),
             agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            run_id=env.get("TORCHELASTIC_RUN_ID", ""),
         )
 
 
@@ -91,19 +106,15 @@ def is_loopback(address: str) -> bool:
 
 
 class Group:
-    """The workers of one attempt. `generation` counts the groups of one launch, restarts and re-openings."""
+    """The workers of one group. `generation`: how many groups of workers the store has seen, this one included."""
 
     def __init__(self, place: Place, device: Device) -> None:
         self.place = place
         self._device = device
         self.store = _connect(place)
+        self.generation = agreed_generation(self.store, place.rank, place.ranks)
         self._opened = 0
         self._control: Any = None
-
-    @property
-    def generation(self) -> str:
-        """Name of the current group, unique within the life of the store."""
-        return f"{self.place.attempt}.{self._opened}"
 
     @property
     def reopened(self) -> bool:
@@ -121,7 +132,7 @@ class Group:
         cuda = self._device.kind == "cuda"
         dist.init_process_group(
             self._device.backend,
-            store=dist.PrefixStore(f"chunktune/group/{self.generation}", self.store),
+            store=dist.PrefixStore(f"chunktune/group/{self.generation}.{self._opened}", self.store),
             rank=self.place.rank,
             world_size=self.place.ranks,
             timeout=GROUP_TIMEOUT,
@@ -157,7 +168,7 @@ class Group:
         """Say in the store why this worker is about to end; the earliest note of a group is the reason."""
         full = {"rank": self.place.rank, "time_ns": time.time_ns(), **note}
         with contextlib.suppress(Exception):
-            self.store.set(_note_key(self.place.attempt, self.place.rank), json.dumps(full))
+            self.store.set(_note_key(self.generation, self.place.rank), json.dumps(full))
 
     def remember(self, chunks: int) -> None:
         """Say in the store which M runs now: a group that dies without a word died of it."""
@@ -165,14 +176,18 @@ class Group:
 
     def note_of_previous(self) -> dict[str, Any] | None:
         """The first failure of the group before this one, by time; without one, the M that ran when it ended."""
-        return first_note(self.store, self.place.attempt - 1, self.place.ranks) or running_of(self.store)
+        return first_note(self.store, self.generation - 1, self.place.ranks) or running_of(self.store)
 
     def tell(self, outcome: str, **more: str) -> None:
         """Say how the sweep, or this part of it, ended: the launcher reads it with `outcome_of`."""
         self.store.set(_OUTCOME, json.dumps({"outcome": outcome, **more}))
 
     def agree_on(self, key: str, mine: str) -> str:
-        """The value that the first worker of this launch proposed for a key, restarts included."""
+        """The value that the first worker of this launch proposed for a key, restarts included.
+
+        Where no agent lends its store (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) this one lives no longer than its
+        workers: then `mine` must be the same in every group.
+        """
         name = f"chunktune/{key}"
         self.store.compare_set(name, "", mine)
         return str(self.store.get(name).decode())
@@ -186,33 +201,87 @@ class Group:
         """
 
         def expire() -> None:
+            faulthandler.cancel_dump_traceback_later()
             if fatal is not None:
                 self.tell("failed", type="UserCodeError", message=f"{fatal}: not done after {seconds:.0f} s")
-            self.leave_note({"state": "timeout", "reason": f"not done after {seconds:.0f} s", **note})
+            self.leave_note({"state": "timeout", **self._lateness(seconds), **note})
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
-            time.sleep(PEER_GRACE_S)
+            time.sleep(TIMEOUT_GRACE_S)
             os._exit(EXIT_LOST)
 
         alarm = threading.Timer(seconds, expire)
         alarm.daemon = True
         alarm.start()
-        faulthandler.dump_traceback_later(seconds + 10, exit=True, file=sys.stderr)
+        faulthandler.dump_traceback_later(seconds + LOCKED_AFTER_S, exit=True, file=sys.stderr)
         try:
             yield
         finally:
             alarm.cancel()
             faulthandler.cancel_dump_traceback_later()
 
+    def _lateness(self, seconds: float) -> dict[str, Any]:
+        """Rank and reason of a note at the deadline; a rank that waits for another is not what took so long."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        if frame is not None and waits_for_peer(frame):
+            reason = f"not done after {seconds:.0f} s: every rank that could say so waits for another"
+            return {"rank": None, "reason": reason, "waits": True, "after_s": seconds}
+        place = place_in(frame)
+        where = f", at {place}" if place else ""
+        return {"reason": f"rank {self.place.rank} was not done after {seconds:.0f} s{where}"}
 
-def _note_key(attempt: int, rank: int) -> str:
-    return f"chunktune/note/{attempt}/{rank}"
+
+def waits_for_peer(frame: FrameType) -> bool:
+    """Whether a thread with this innermost frame is inside a transfer or a collective."""
+    return Path(frame.f_code.co_filename).is_relative_to(Path(dist.__file__).parent)
 
 
-def first_note(store: dist.Store, attempt: int, ranks: int) -> dict[str, Any] | None:
-    """What the workers of an attempt left when they ended: the earliest note, None where there is none."""
-    keys = [_note_key(attempt, rank) for rank in range(ranks)]
-    notes: list[dict[str, Any]] = [json.loads(store.get(key)) for key in keys if store.check([key])]
-    return min(notes, key=lambda note: note["time_ns"], default=None)
+def agreed_generation(store: dist.Store, rank: int, ranks: int) -> int:
+    """The number of this group, 1 for the first that met at this store; collective.
+
+    Rank 0 counts and tells every other rank that asks. Each asks under a name of its own, so that nobody takes the
+    answer that one who is gone had asked for; torch's count of restarts would not do: it differs between agents, one
+    of which may be new. Raises RuntimeError where a rank does not come within STORE_TIMEOUT.
+    """
+    if rank > 0:
+        name = uuid.uuid4().hex
+        store.set(f"chunktune/ask/{rank}", name)
+        store.wait([f"chunktune/told/{name}"], STORE_TIMEOUT)
+        number = int(store.get(f"chunktune/told/{name}"))
+        store.set(f"chunktune/heard/{number}/{rank}", "1")
+        return number
+    number = int(store.add("chunktune/generation", 1))
+    waiting, until_s = set(range(1, ranks)), time.monotonic() + STORE_TIMEOUT.total_seconds()
+    while waiting:
+        for other in sorted(waiting):
+            if store.check([f"chunktune/heard/{number}/{other}"]):
+                waiting.discard(other)
+            elif store.check([f"chunktune/ask/{other}"]):
+                store.set(f"chunktune/told/{store.get(f'chunktune/ask/{other}').decode()}", str(number))
+        if time.monotonic() > until_s:
+            raise RuntimeError(f"ranks {sorted(waiting)} did not come within {STORE_TIMEOUT}")
+        time.sleep(0.005)
+    return number
+
+
+def _note_key(generation: int, rank: int) -> str:
+    return f"chunktune/note/{generation}/{rank}"
+
+
+def first_note(store: dist.Store, generation: int, ranks: int) -> dict[str, Any] | None:
+    """What the workers of a group left when they ended: the earliest note, None where there is none.
+
+    That of a rank which was waiting for others counts only where nobody says more; a single rank that then said
+    nothing is what they waited for.
+    """
+    keys = [_note_key(generation, rank) for rank in range(ranks)]
+    notes = [json.loads(store.get(key)) if store.check([key]) else None for key in keys]
+    silent = [rank for rank, note in enumerate(notes) if note is None]
+    said: list[dict[str, Any]] = [note for note in notes if note is not None]
+    first = min(said, key=lambda note: (note.get("waits", False), note["time_ns"]), default=None)
+    if first is None or not first.get("waits") or len(silent) != 1:
+        return first
+    reason = f"rank {silent[0]} was not done after {first['after_s']:.0f} s, and could not say where"
+    return {**first, "rank": silent[0], "reason": reason}
 
 
 def running_of(store: dist.Store) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -199,15 +199,17 @@ class _Launch:
 
     def _lost(self, handler: _LoopbackRendezvous, rank: int | None, words: str) -> dict[str, str]:
         """Journal why the group ended: in a worker's own words, the first by time, else in those of the agent."""
-        note = first_note(handler.store, 0, self._processes)
+        note = first_note(handler.store, 1, self._processes)
         if note is None:
             note = {**(running_of(handler.store) or {}), "state": "killed", "rank": rank, "reason": words}
+        reason = str(note.get("reason") or words)
         if self._journal.exists():
-            lost = lost_event(read_events(self._journal), note)
-            if lost is not None:
+            events = read_events(self._journal)
+            end = lost_event(events, note) or _lost_between(events, reason)
+            if end is not None:
                 with Journal(self._journal) as journal:
-                    journal.append(lost)
-        return {"outcome": "lost", "message": str(note.get("reason") or words)}
+                    journal.append(end)
+        return {"outcome": "lost", "message": reason}
 
     def _interrupted(self, error: BaseException) -> NoReturn:
         terminated = isinstance(error, SignalException) and error.sigval == signal.SIGTERM
@@ -259,6 +261,13 @@ class _Launch:
 
 def _gave_up(losses: int, outcome: dict[str, str]) -> str:
     return f"the worker group died {losses} times; the last time {outcome.get('message', 'without a word')}"
+
+
+def _lost_between(events: Sequence[Event], reason: str) -> Event | None:
+    """What to journal of a group that ended while nothing was asked of it; None where it had not begun at all."""
+    if not events or events[-1]["event"] in ("lost", "warning", "resumed", "end"):
+        return None
+    return {"event": "warning", "text": f"the worker group was lost between two trials and started again: {reason}"}
 
 
 def _last_words(error: ChildFailedError) -> tuple[int, str]:

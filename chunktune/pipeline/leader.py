@@ -57,7 +57,9 @@ class Leader:
         self._plan = plan
         self._on_event = on_event
         self._output = Path(request.output_dir)
-        self._launch = request.launch or group.agree_on("launch", uuid.uuid4().hex)
+        place = group.place
+        own_name = uuid.uuid4().hex if place.agent_store else f"torchrun {place.run_id}"
+        self._launch = request.launch or group.agree_on("launch", own_name)
         self._journal: Journal | None = None
         self._events: list[Event] = []
 
@@ -71,6 +73,8 @@ class Leader:
                 if not self._events:
                     path.unlink()
             self._journal = Journal(path)
+            if self._on_event is not None:
+                print(f"should this be cut off, the same command with --resume {self._output} goes on", file=sys.stderr)
         except ChunktuneError as error:
             return error
         except OSError as error:
@@ -84,7 +88,10 @@ class Leader:
         """
         events = read_events(path)
         start = start_of(events)
-        if start is None or start.get("launch") == self._launch:
+        if start is None:
+            return events
+        if start.get("launch") == self._launch:
+            refuse_other_question(events, self._request, self._spec())
             return events
         if self._request.resume:
             refuse_other_question(events, self._request, self._spec())
@@ -189,8 +196,8 @@ class Leader:
         if lost is not None:
             self._append(lost)
         kind = "re-initialised" if self._group.reopened else "processes"
-        attempt = self._group.place.attempt
-        self._append({"event": "group", "attempt": attempt, "kind": kind, "pids": pids, "elapsed_s": elapsed_s})
+        number = self._group.generation
+        self._append({"event": "group", "generation": number, "kind": kind, "pids": pids, "elapsed_s": elapsed_s})
 
     def _since_start_s(self) -> float:
         """Seconds of the sweep until now, restarts of the group included: they are paid for by the budget too.

@@ -28,7 +28,7 @@ import torch
 from chunktune import partition
 from chunktune.device import Device, is_peer_failure, open_device
 from chunktune.errors import ChunktuneError, UsageError
-from chunktune.pipeline.group import EXIT_LOST, PEER_GRACE_S, Group, Place, outcome_of
+from chunktune.pipeline.group import EXIT_LOST, Group, Place, outcome_of
 from chunktune.pipeline.leader import Leader, OnEvent
 from chunktune.pipeline.leading import FIRST_DEADLINE_S, Command, obey
 from chunktune.pipeline.measure import Effort, Measurer, PipelineLostError
@@ -58,6 +58,7 @@ def run(request: SweepRequest, on_event: OnEvent | None) -> Record | None:
     Raises the ChunktuneError that ends the sweep, under the user's own torchrun.
     """
     quiet_logs()
+    _die_with_parent()
     place = Place.from_environment()
     stages = _stages(request, place)
     # A rank that rehearses alone gets what it would have beside all the others.
@@ -83,7 +84,9 @@ def run(request: SweepRequest, on_event: OnEvent | None) -> Record | None:
 
 def _settled_directory(request: SweepRequest, group: Group) -> str:
     """The output directory that all workers of a torchrun use, restarted ones included."""
-    proposed = request.output_dir or str(Path("runs").absolute() / f"{request.name}-{datetime.now():%Y%m%d-%H%M%S}")
+    place = group.place
+    named = f"{datetime.now():%Y%m%d-%H%M%S}" if place.agent_store else place.run_id
+    proposed = request.output_dir or str(Path("runs").absolute() / f"{request.name}-{named}")
     return group.agree_on("output_dir", proposed)
 
 
@@ -192,7 +195,7 @@ def _end_lost(group: Group, lost: PipelineLostError) -> NoReturn:
         shortage = report.shortage.model_dump(mode="json") if report.shortage else None
         group.leave_note({"state": report.state, "reason": report.reason, "chunks": lost.chunks, "shortage": shortage})
     else:
-        time.sleep(PEER_GRACE_S)
+        time.sleep(group.place.peer_grace_s)
     os._exit(EXIT_LOST)
 
 
@@ -205,18 +208,22 @@ def _end_broken(group: Group, error: Exception) -> NoReturn:
         with contextlib.suppress(Exception):
             group.tell("failed", type="ChunktuneError", message=message)
     else:
-        time.sleep(PEER_GRACE_S)
+        time.sleep(group.place.peer_grace_s)
     os._exit(EXIT_LOST)
 
 
 def _die_with_launcher() -> None:
-    """End this process when the launcher dies, however it dies, and when the server that forked it does.
+    """End this process when the launcher dies, however it dies.
 
-    The kernel's signal alone would not do: the parent is the server, and it lives as long as its workers.
+    The kernel's signal alone would not do: the parent is the server that forked us, and it lives as long as we do.
     """
     launcher = multiprocessing.parent_process()
     if launcher is not None:
         threading.Thread(target=_end_after, args=(launcher,), daemon=True).start()
+
+
+def _die_with_parent() -> None:
+    """End this process when its parent does: the server that forked it, or the agent of the user's torchrun."""
     pr_set_pdeathsig = 1
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

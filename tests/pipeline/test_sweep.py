@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import jsonschema
 import pytest
 from running import Finished, despite_noise, run, started, sweep, wait_for
 
-from chunktune.record import shipped_schema
+from chunktune.record import read_events, read_record, shipped_schema
 from chunktune.theory import best_sleep_chunks
 
 A, C = 0.004, 0.001
@@ -360,6 +361,17 @@ def torchrun(nodes: int, ranks_here: int, rest: list[str], port: int | None = No
     ]
 
 
+def wait_for_port(port: int, timeout_s: float = 60) -> None:
+    """Wait until something listens there."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    pytest.fail(f"nothing listens on port {port}")
+
+
 @despite_noise()
 def test_the_users_own_torchrun_gives_the_same_kind_of_record(tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -400,6 +412,58 @@ def test_two_agents_on_loopback_are_one_sweep(tmp_path: Path) -> None:
     record = done.record
     assert record is not None and record.verdict is not None and record.verdict.chunks is not None
     assert len(record.environment["devices"]) == 2
+
+
+@pytest.mark.slow
+def test_an_agent_that_dies_and_comes_back_loses_nothing(tmp_path: Path) -> None:
+    """Four ranks on two agents; the one that does not hold the store is killed in the middle, and started again."""
+    out = tmp_path / "out"
+    spec = tmp_path / "spec.toml"
+    spec.write_text(sleep_spec(stages=4, a=0.02, c=0.001, batch="mini_batch = 8\nchunks = [1, 2, 4, 8]"))
+    port = 20000 + os.getpid() % 20000
+    command = torchrun(2, 2, [str(spec), "--output-dir", str(out), "--quick"], port)
+    command[3:3] = ["--max-restarts", "4"]
+    # An agent that lends its store keeps the address of it to itself, and a new one never hears it (torch 2.13).
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with started(command, env=env) as first:
+        wait_for_port(port)
+        with started(command, env=env) as second:
+            wait_for(out / "journal.jsonl", '"event": "trial"', first.popen, 120)
+            second.popen.kill()
+        with started(command, env=env) as third:
+            first.popen.wait(180)
+            third.popen.wait(60)
+        stdout, stderr = first.texts()
+    events = read_events(out / "journal.jsonl")
+    record = read_record(out / "record.json")
+    assert first.popen.returncode == third.popen.returncode == 0, stdout + stderr
+    assert record.status == "complete" and record.verdict is not None and record.verdict.chunks is not None
+    tried = [event["trial"]["chunks"] for event in events if event["event"] == "trial"]
+    assert len(tried) == len(set(tried)), "what was measured was not measured again"
+    assert record.group_restarts >= 1
+    assert all(trial.state == "ok" for trial in record.trials if trial.state != "skipped")
+
+
+@pytest.mark.slow
+def test_a_torchrun_without_restarts_left_leaves_a_record_to_go_on_from(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    spec = tmp_path / "spec.toml"
+    spec.write_text(sleep_spec(stages=2, a=0.02, c=0.001, batch="mini_batch = 8\nchunks = [1, 2, 4]"))
+    command = torchrun(1, 2, [str(spec), "--quick"])
+    command[3:3] = ["--max-restarts", "0"]
+    with started([*command, "--output-dir", str(out)]) as first:
+        wait_for(out / "journal.jsonl", '"event": "trial"', first.popen, 120)
+        group = next(event for event in read_events(out / "journal.jsonl") if event["event"] == "group")
+        os.kill(group["pids"][1], signal.SIGKILL)
+        first.popen.wait(120)
+        assert first.popen.returncode != 0
+        assert f"--resume {out}" in first.texts()[1]
+    partial = read_record(out / "record.json")
+    assert partial.status == "interrupted" and any(trial.fits for trial in partial.trials)
+    done = run([*command, "--resume", str(out)], output=out)
+    assert done.returncode == 0 and done.record is not None and done.record.status == "complete", done
+    tried = [event["trial"]["chunks"] for event in done.events if event["event"] == "trial"]
+    assert len(tried) == len(set(tried)), "what was measured was not measured again"
 
 
 def test_another_number_of_ranks_than_stages_is_said(tmp_path: Path) -> None:

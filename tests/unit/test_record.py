@@ -45,7 +45,7 @@ def trial_event(trial, elapsed_s=1.0) -> Event:
 def full_journal() -> list[Event]:
     return [
         start_event(),
-        {"event": "group", "attempt": 0, "kind": "processes", "elapsed_s": 8.0},
+        {"event": "group", "generation": 0, "kind": "processes", "elapsed_s": 8.0},
         begin_event("trial", [2], 8.0),
         trial_event(ok_trial(2), 10.0),
         begin_event("trial", [4], 10.0),

@@ -107,7 +107,7 @@ def sweep(events: list[Event], world: World, budget_s: float = 1000.0) -> list[o
 
 
 def group_event(attempt: int, elapsed_s: float) -> Event:
-    return {"event": "group", "attempt": attempt, "kind": "processes", "elapsed_s": elapsed_s}
+    return {"event": "group", "generation": attempt, "kind": "processes", "elapsed_s": elapsed_s}
 
 
 def note(state: str, chunks: int | None, **changes: object) -> Event:
