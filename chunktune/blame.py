@@ -5,6 +5,7 @@ from __future__ import annotations
 import sysconfig
 import traceback
 from pathlib import Path
+from types import FrameType
 
 _OUTSIDE = (str(Path(__file__).parent), sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"])
 
@@ -13,7 +14,16 @@ def place_of(error: BaseException) -> str | None:
     """file:line of the innermost frame outside this project, Python and installed packages; None without one."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    return _innermost(traceback.extract_tb(error.__traceback__))
+
+
+def place_in(frame: FrameType | None) -> str | None:
+    """file:line of the innermost frame of the user's own code on a stack that runs; None without one."""
+    return None if frame is None else _innermost(traceback.extract_stack(frame))
+
+
+def _innermost(stack: traceback.StackSummary) -> str | None:
+    own = [frame for frame in stack if _is_users(frame.filename)]
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else None
 
 

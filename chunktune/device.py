@@ -423,7 +423,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_peer_failure(error: BaseException) -> bool:
-    """Whether another rank's end is the cause: this rank is a victim, and its word explains nothing."""
+    """Whether another rank's end is the cause: this rank is a victim, and its word explains nothing.
+
+    NCCL says in the same type of error that its own buffers do not fit here, which is this rank's word.
+    """
+    if is_out_of_memory(error):
+        return False
     errors = list(chain(error))
     if any(isinstance(one, dist.DistError) for one in errors):
         return True

@@ -12,17 +12,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from chunktune import kinds
+from chunktune.datasheets import DATASHEETS
+from chunktune.kinds import MAX_COUNT, MAX_NAME, MAX_NUMBER, MAX_PARTS, MAX_SEED
 from chunktune.units import UnitError, parse_bytes, parse_duration, parse_share, shown
 
 FAULT = "chunktune"
-MAX_COUNT = 2**31 - 1
-MAX_PARTS = 4096
-"""Layers, stages: more is a slip of the pen, and would take minutes before anything says so."""
-MAX_SEED = 2**63 - 1
-MAX_NAME = 60
 MAX_DEPTH = 32
 
 _RANGE = re.compile(r"([0-9]{1,10}):([0-9]{1,10})")
@@ -65,7 +63,7 @@ def number(minimum: float) -> Callable[[object], float]:
     rule = f"must be a finite number, {minimum:g} or more"
 
     def read(value: object) -> float:
-        usable = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= 1e300
+        usable = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
         if not usable or value < minimum:  # type: ignore[operator]
             raise fault(f"is {shown(value)}", rule, f"{minimum:g}")
         return float(value)  # type: ignore[arg-type]
@@ -75,7 +73,7 @@ def number(minimum: float) -> Callable[[object], float]:
 
 def read_rate(value: object) -> float:
     """A finite number above 0: what something is divided by."""
-    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1e300
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER
     if not usable:
         raise fault(f"is {shown(value)}", "must be a finite number above 0, without a unit, such as 989e12")
     return float(value)  # type: ignore[arg-type]
@@ -266,31 +264,46 @@ def _nearest_whole(value: object, minimum: int, maximum: int) -> str:
     return str(min(max(meant, minimum), maximum))
 
 
-Count = Annotated[int, BeforeValidator(whole(1))]
-Parts = Annotated[int, BeforeValidator(whole(1, MAX_PARTS))]
-PartsOrNull = Annotated[int | None, BeforeValidator(unless("auto", None, whole(1, MAX_PARTS)))]
-CountOrAbsent = Annotated[int | None, BeforeValidator(optional(whole(1)))]
-CountFromZero = Annotated[int, BeforeValidator(whole(0))]
-Seed = Annotated[int, BeforeValidator(whole(0, MAX_SEED))]
-Number = Annotated[float, BeforeValidator(number(0))]
+# What a file may hold (`WithJsonSchema`) stands beside what reads it.
+Count = Annotated[int, BeforeValidator(whole(1)), WithJsonSchema(kinds.COUNT)]
+Parts = Annotated[int, BeforeValidator(whole(1, MAX_PARTS)), WithJsonSchema(kinds.PARTS)]
+PartsOrNull = Annotated[
+    int | None, BeforeValidator(unless("auto", None, whole(1, MAX_PARTS))), WithJsonSchema(kinds.PARTS_OR_AUTO)
+]
+CountOrAbsent = Annotated[int | None, BeforeValidator(optional(whole(1))), WithJsonSchema(kinds.COUNT)]
+CountFromZero = Annotated[int, BeforeValidator(whole(0)), WithJsonSchema(kinds.COUNT_FROM_ZERO)]
+Seed = Annotated[int, BeforeValidator(whole(0, MAX_SEED)), WithJsonSchema(kinds.SEED)]
+Number = Annotated[float, BeforeValidator(number(0)), WithJsonSchema(kinds.NUMBER)]
 Numbers = Annotated[
-    tuple[float, ...], BeforeValidator(several(number(0), "must be a list of numbers, one a layer, or empty"))
+    tuple[float, ...],
+    BeforeValidator(several(number(0), "must be a list of numbers, one a layer, or empty")),
+    WithJsonSchema(kinds.NUMBERS),
 ]
 A_PART = "must be one value for all parts, or a list with one a part"
-PartSeconds = Annotated[float | tuple[float, ...], BeforeValidator(one_or_several(number(0), A_PART))]
+PartSeconds = Annotated[
+    float | tuple[float, ...],
+    BeforeValidator(one_or_several(number(0), A_PART)),
+    WithJsonSchema(kinds.PART_SECONDS),
+]
 PartSecondsOrAbsent = Annotated[
-    float | tuple[float, ...] | None, BeforeValidator(optional(one_or_several(number(0), A_PART)))
+    float | tuple[float, ...] | None,
+    BeforeValidator(optional(one_or_several(number(0), A_PART))),
+    WithJsonSchema(kinds.PART_SECONDS),
 ]
 PartSizesOrAbsent = Annotated[
-    int | tuple[int, ...] | None, BeforeValidator(optional(one_or_several(unit(parse_bytes), A_PART)))
+    int | tuple[int, ...] | None,
+    BeforeValidator(optional(one_or_several(unit(parse_bytes), A_PART))),
+    WithJsonSchema(kinds.PART_SIZES),
 ]
-RateOrAbsent = Annotated[float | None, BeforeValidator(optional(read_rate))]
+RateOrAbsent = Annotated[float | None, BeforeValidator(optional(read_rate)), WithJsonSchema(kinds.RATE)]
 SizeOrAbsent = Annotated[
-    int | None, BeforeValidator(optional(unit(lambda value: whole(1, 2**63 - 1)(parse_bytes(value)))))
+    int | None,
+    BeforeValidator(optional(unit(lambda value: whole(1, 2**63 - 1)(parse_bytes(value))))),
+    WithJsonSchema(kinds.POSITIVE_SIZE),
 ]
-NumberOrAbsent = Annotated[float | None, BeforeValidator(optional(number(0)))]
-NameOrAbsent = Annotated[str | None, BeforeValidator(optional(read_name))]
-Efficiency = Annotated[float, BeforeValidator(read_efficiency)]
-Size = Annotated[int, BeforeValidator(unit(parse_bytes))]
-Share = Annotated[float, BeforeValidator(unit(parse_share))]
-Duration = Annotated[float, BeforeValidator(unit(parse_duration))]
+NumberOrAbsent = Annotated[float | None, BeforeValidator(optional(number(0))), WithJsonSchema(kinds.NUMBER)]
+NameOrAbsent = Annotated[str | None, BeforeValidator(optional(read_name)), WithJsonSchema(kinds.name(DATASHEETS))]
+Efficiency = Annotated[float, BeforeValidator(read_efficiency), WithJsonSchema(kinds.EFFICIENCY)]
+Size = Annotated[int, BeforeValidator(unit(parse_bytes)), WithJsonSchema(kinds.SIZE)]
+Share = Annotated[float, BeforeValidator(unit(parse_share)), WithJsonSchema(kinds.SHARE)]
+Duration = Annotated[float, BeforeValidator(unit(parse_duration)), WithJsonSchema(kinds.DURATION)]

@@ -7,6 +7,7 @@ stands in the file says who holds it. Locks are those of one user on one machine
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -19,6 +20,9 @@ from typing import IO
 
 from chunktune.errors import EnvironmentFailedError
 from chunktune.units import shorten
+
+_NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+"""What network file systems answer that lock no directories."""
 
 
 def lock_directory() -> Path:
@@ -44,8 +48,9 @@ def holding(devices: Sequence[str], output_dir: str) -> Iterator[None]:
 def _one(device: str, output_dir: str) -> Iterator[None]:
     path = lock_directory() / (re.sub(r"[^A-Za-z0-9.-]", "_", device) + ".lock")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
+        _make_own(path.parent)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = os.fdopen(os.open(path, flags, 0o600), "a+", encoding="utf-8")
     except OSError as error:
         raise EnvironmentFailedError(
             f"{path}: the lock of {device} cannot be made ({error.strerror or error}); "
@@ -59,6 +64,36 @@ def _one(device: str, output_dir: str) -> Iterator[None]:
         _sign(file, output_dir)
         yield
         file.truncate(0)
+
+
+@contextlib.contextmanager
+def holding_directory(directory: Path) -> Iterator[None]:
+    """Hold an output directory until the block ends: two sweeps in one would write one journal together.
+
+    Raises EnvironmentFailedError where another sweep holds it. Where the file system locks no directories, nothing
+    is held.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise EnvironmentFailedError(
+                f"{directory}: another sweep is running there; wait for it, end it, or give another --output-dir"
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _make_own(directory: Path) -> None:
+    """Raises OSError where the directory cannot be made, or is another user's: anyone may write beside it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory.lstat().st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, "its directory is another user's")
 
 
 def _sign(file: IO[str], output_dir: str) -> None:

@@ -178,8 +178,9 @@ def assemble(events: Sequence[Event], status: Status = "interrupted") -> Record:
 
     `trials` holds the latest result of each M, ascending; a group lost for good, or a failed confirmation, counts
     as one; `confirmation` is one that succeeded. The status, the comparisons and the verdict are those of the "end"
-    event; `status` is for a journal without one. An "end" event may bring "trials", which stand above the journal's
-    own (the skipped values). Raises EnvironmentFailedError without a "start" event or where an event lacks something.
+    event; `status` is for a journal without one, or one that went on after it. An "end" event may bring "trials",
+    which stand above the journal's own (the skipped values). A "resumed" event may bring other values of "sweep".
+    Raises EnvironmentFailedError without a "start" event or where an event lacks something.
     """
     start = next((event for event in events if event["event"] == "start"), None)
     if start is None:
@@ -191,19 +192,29 @@ def assemble(events: Sequence[Event], status: Status = "interrupted") -> Record:
     return validated(Record, data, "the journal")
 
 
+def measured_of(events: Sequence[Event]) -> str:
+    """The record of a sweep that failed, as JSON, for where the disk does not take it; "" without any trial in it."""
+    if any(event["event"] in ("trial", "lost") for event in events):
+        with suppress(ChunktuneError):
+            return record_json(assemble(events, "failed"))
+    return ""
+
+
 def _record_fields(start: Event, events: Sequence[Event], status: Status) -> Event:
-    end: Event = next((event for event in reversed(events) if event["event"] == "end"), {})
+    end = end_of(events) or {}
     results = _Results(start)
     for event in events:
-        results.add(event)
+        if event["event"] != "end" or event is end:
+            results.add(event)
+    spec, sources = asked(start, events)
     return {
         "schema_version": SCHEMA_VERSION,
         "tool": start["tool"],
         "mode": start.get("mode", "measured"),
         "status": end.get("status", status),
         "quick": start["quick"],
-        "spec": start["spec"],
-        "sources": start["sources"],
+        "spec": spec,
+        "sources": sources,
         "environment": start["environment"],
         "layers_per_part": start.get("layers_per_part", []),
         "layers": end.get("layers", []),
@@ -212,11 +223,28 @@ def _record_fields(start: Event, events: Sequence[Event], status: Status) -> Eve
         "comparisons": end.get("comparisons", []),
         "confirmation": results.confirmation,
         "group_restarts": sum(event["event"] == "lost" for event in events),
+        "resumes": sum(event["event"] == "resumed" for event in events),
         "warnings": _warnings(start, events),
         "verdict": end.get("verdict"),
         "started_at": start["started_at"],
         "elapsed_s": last_elapsed_s(events),
     }
+
+
+def end_of(events: Sequence[Event]) -> Event | None:
+    """The "end" event; None where there is none, or the sweep went on after it."""
+    last = next((event for event in reversed(events) if event["event"] in ("end", "resumed")), None)
+    return last if last is not None and last["event"] == "end" else None
+
+
+def asked(start: Event, events: Iterable[Event]) -> tuple[Event, dict[str, str]]:
+    """The spec and its sources as the sweep was asked last: a "resumed" event may bring "sweep" and "sources"."""
+    spec, sources = start["spec"], start["sources"]
+    for event in events:
+        if event["event"] == "resumed":
+            spec = {**spec, "sweep": {**spec["sweep"], **event.get("sweep", {})}}
+            sources = {**sources, **event.get("sources", {})}
+    return spec, sources
 
 
 class _Results:

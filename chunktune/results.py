@@ -400,7 +400,10 @@ class Verdict(Frozen):
 
 
 class Record(Frozen):
-    """One sweep, whole: what was asked, where it ran, what was measured, what was decided."""
+    """One sweep, whole: what was asked, where it ran, what was measured, what was decided.
+
+    `group_restarts`: groups of workers that were lost. `resumes`: how often the command was cut off and went on.
+    """
 
     schema_version: int
     tool: dict[str, str]
@@ -417,6 +420,7 @@ class Record(Frozen):
     comparisons: tuple[Comparison, ...]
     confirmation: Trial | None = None
     group_restarts: int = 0
+    resumes: int = 0
     warnings: tuple[str, ...] = ()
     verdict: Verdict | None
     started_at: str

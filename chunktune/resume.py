@@ -8,14 +8,17 @@ measuring; chunktune and torch; the devices. What differs is named, and nothing 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 import chunktune
 from chunktune.errors import EnvironmentFailedError, UsageError
-from chunktune.record import Event, Journal, read_events
+from chunktune.record import Event, Journal, asked, assemble, end_of, last_elapsed_s, read_events
 from chunktune.request import SweepRequest
+from chunktune.spec import Spec
 from chunktune.units import shorten
 
 FREE_KEYS = ("sweep.budget", "sweep.trial_timeout")
@@ -29,17 +32,21 @@ def journal_of(directory: Path) -> list[Event]:
     """The events of a sweep that may be gone on with, a torn last line left out.
 
     Raises UsageError where the directory holds no journal, or one that begins with no whole "start" event, and
-    where it was written by a newer chunktune or is damaged before its last line.
+    where it was written by a newer chunktune, is damaged before its last line, or amounts to no record.
     """
     path = directory / "journal.jsonl"
     if not path.is_file():
         raise UsageError(f"{directory}: holds no journal.jsonl; --resume takes the output directory of a sweep")
     try:
         events = read_events(path)
-    except EnvironmentFailedError as error:
-        raise UsageError(f"{error}; nothing of it was changed") from error
-    if start_of(events) is None:
-        raise UsageError(f"{path}: holds no whole start event, so nothing was measured; start anew with --force")
+        start = start_of(events)
+        if start is None:
+            raise UsageError(f"{path}: holds no whole start event, so nothing was measured; start anew with --force")
+        assemble(events)
+        Spec.model_validate(start["spec"])
+    except (EnvironmentFailedError, ValidationError) as error:
+        why = f"{path}: the spec in it is damaged" if isinstance(error, ValidationError) else str(error)
+        raise UsageError(f"{why}; nothing of it was changed") from error
     return events
 
 
@@ -51,11 +58,11 @@ def start_of(events: Iterable[Event]) -> Event | None:
 def is_finished(events: Iterable[Event], budget_s: float) -> bool:
     """Whether the sweep came to its end and a budget of `budget_s` seconds would not take it further."""
     kept = list(events)
-    end = next((event for event in reversed(kept) if event["event"] == "end"), None)
-    start = start_of(kept)
+    end, start = end_of(kept), start_of(kept)
     if end is None or start is None or end.get("status") != "complete":
         return False
-    return budget_s <= float(start["spec"]["sweep"]["budget"])
+    spec, _ = asked(start, kept)
+    return budget_s <= float(spec["sweep"]["budget"])
 
 
 def as_recorded(spec: Mapping[str, Any], stages: int, virtual_stages: int) -> dict[str, Any]:
@@ -68,13 +75,13 @@ def refuse_other_question(events: Iterable[Event], request: SweepRequest, spec: 
     """Raises UsageError where the journal's sweep was asked something else; `spec` as `as_recorded` gives it."""
     start = start_of(events)
     assert start is not None
-    asked = {
+    pairs = {
         "chunktune": (start["tool"].get("version"), chunktune.__version__),
         "--quick": (bool(start["quick"]), request.quick),
         "mode": (start.get("mode", "measured"), "rehearsed" if request.rehearse else "measured"),
         **_leaves(start["spec"], spec),
     }
-    _refuse(request.output_dir, asked)
+    _refuse(request.output_dir, pairs)
 
 
 def refuse_other_machine(events: Iterable[Event], directory: str, environment: Mapping[str, Any]) -> None:
@@ -106,14 +113,26 @@ def hosts_moved(events: Iterable[Event], environment: Mapping[str, Any]) -> str 
 def note_resumed(journal: Path, request: SweepRequest) -> None:
     """Journal, once a launch, that the sweep goes on: what was open before ended with the command.
 
-    Raises EnvironmentFailedError where the journal cannot be read or written.
+    What this command asks for instead, of the keys that may change, goes with it. Raises EnvironmentFailedError
+    where the journal cannot be read or written.
     """
     if any(event["event"] == "resumed" and event.get("launch") == request.launch for event in read_events(journal)):
         return
     with Journal(journal) as opened:
         events = read_events(journal)
-        elapsed_s = max((float(event["elapsed_s"]) for event in events if "elapsed_s" in event), default=0.0)
-        opened.append({"event": "resumed", "launch": request.launch, "pid": os.getpid(), "elapsed_s": elapsed_s})
+        mine = {"launch": request.launch, "pid": os.getpid(), "elapsed_s": last_elapsed_s(events)}
+        opened.append({"event": "resumed", **mine, **_changed(events, request)})
+
+
+def _changed(events: Sequence[Event], request: SweepRequest) -> dict[str, Any]:
+    """Those of FREE_KEYS that the request sets to another value, and where from, as `record.asked` reads them."""
+    start = start_of(events)
+    assert start is not None
+    before, now = asked(start, events)[0]["sweep"], request.spec.sweep.model_dump(mode="json")
+    keys = {key: key.removeprefix("sweep.") for key in FREE_KEYS}
+    other = {key: name for key, name in keys.items() if before.get(name) != now[name]}
+    sources = {key: request.sources.get(key, "default") for key in other}
+    return {"sweep": {name: now[name] for name in other.values()}, "sources": sources}
 
 
 def _leaves(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:

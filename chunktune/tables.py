@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from chunktune import kinds
 from chunktune.checks import across
 from chunktune.fields import (
+    PARTITIONS,
     Count,
     CountFromZero,
     CountOrAbsent,
@@ -128,7 +130,7 @@ class PythonModel(Frozen):
     """A model of the user's own: `factory` is called with `arguments`."""
 
     family: Literal["python"]
-    factory: Annotated[str, BeforeValidator(read_factory)]
+    factory: Annotated[str, BeforeValidator(read_factory), WithJsonSchema(kinds.FACTORY)]
     arguments: Annotated[dict[str, Any], BeforeValidator(read_arguments)] = {}
 
 
@@ -142,7 +144,9 @@ class PipelineSpec(Frozen):
     schedule: Annotated[ScheduleName, BeforeValidator(choice(*get_args(ScheduleName)))] = "1f1b"
     virtual_stages: PartsOrNull = None
     recompute: Annotated[Recompute, BeforeValidator(choice(*get_args(Recompute)))] = "none"
-    partition: Annotated[Partition, BeforeValidator(read_partition)] = "parameters"
+    partition: Annotated[Partition, BeforeValidator(read_partition), WithJsonSchema(kinds.partition(PARTITIONS))] = (
+        "parameters"
+    )
 
 
 class BatchSpec(Frozen):
@@ -153,7 +157,7 @@ class BatchSpec(Frozen):
 
     mini_batch: CountOrAbsent = None
     micro_batch: CountOrAbsent = None
-    chunks: Annotated[str | tuple[int, ...], BeforeValidator(read_chunks)] = "auto"
+    chunks: Annotated[str | tuple[int, ...], BeforeValidator(read_chunks), WithJsonSchema(kinds.CHUNKS)] = "auto"
 
 
 class TrainingSpec(Frozen):
@@ -168,7 +172,7 @@ class DeviceSpec(Frozen):
     """`memory`: bytes a rank may use; `headroom`: share kept free; `reserve`: bytes for the real trainer."""
 
     kind: Annotated[DeviceKind, BeforeValidator(choice(*get_args(DeviceKind)))] = "auto"
-    memory: Annotated[Literal["auto"] | int, BeforeValidator(_READ_MEMORY)] = "auto"
+    memory: Annotated[Literal["auto"] | int, BeforeValidator(_READ_MEMORY), WithJsonSchema(kinds.MEMORY)] = "auto"
     headroom: Share = 0.05
     reserve: Size = 0
 
@@ -197,10 +201,12 @@ class SweepSpec(Frozen):
     """How M is chosen; `budget` and `trial_timeout` in seconds."""
 
     criterion: Annotated[Criterion, BeforeValidator(choice(*get_args(Criterion)))] = "pipeline"
-    tolerance: Annotated[float, BeforeValidator(read_tolerance)] = 0.01
+    tolerance: Annotated[float, BeforeValidator(read_tolerance), WithJsonSchema(kinds.TOLERANCE)] = 0.01
     patience: CountFromZero = 1
     budget: Duration = 600.0
-    trial_timeout: Annotated[Literal["auto"] | float, BeforeValidator(_READ_TIMEOUT)] = "auto"
+    trial_timeout: Annotated[
+        Literal["auto"] | float, BeforeValidator(_READ_TIMEOUT), WithJsonSchema(kinds.DURATION_OR_AUTO)
+    ] = "auto"
 
 
 class Spec(Frozen):

@@ -21,6 +21,21 @@ import typer
 from typer.main import get_command
 
 from chunktune import __version__
+from chunktune.cli.check import EXAMPLES as CHECK_EXAMPLES
+from chunktune.cli.check import check
+from chunktune.cli.completion import join_bash_words
+from chunktune.cli.doctor import EXAMPLES as DOCTOR_EXAMPLES
+from chunktune.cli.doctor import doctor
+from chunktune.cli.export import EXAMPLES as EXPORT_EXAMPLES
+from chunktune.cli.export import export
+from chunktune.cli.history import EXAMPLES as HISTORY_EXAMPLES
+from chunktune.cli.history import history
+from chunktune.cli.init import EXAMPLES as INIT_EXAMPLES
+from chunktune.cli.init import init
+from chunktune.cli.report import EXAMPLES as REPORT_EXAMPLES
+from chunktune.cli.report import report as report_command
+from chunktune.cli.schema import EXAMPLES as SCHEMA_EXAMPLES
+from chunktune.cli.schema import schema
 from chunktune.cli.sweep import leads, sweep
 from chunktune.cli.validate import validate
 from chunktune.cli.whatif import EXAMPLES, whatif
@@ -44,6 +59,13 @@ app = typer.Typer(
 app.command("sweep")(sweep)
 app.command("whatif", epilog=EXAMPLES)(whatif)
 app.command("validate")(validate)
+app.command("report", epilog=REPORT_EXAMPLES)(report_command)
+app.command("history", epilog=HISTORY_EXAMPLES)(history)
+app.command("check", epilog=CHECK_EXAMPLES)(check)
+app.command("export", epilog=EXPORT_EXAMPLES)(export)
+app.command("doctor", epilog=DOCTOR_EXAMPLES)(doctor)
+app.command("init", epilog=INIT_EXAMPLES)(init)
+app.command("schema", epilog=SCHEMA_EXAMPLES)(schema)
 
 
 def _print_version(wanted: bool) -> None:
@@ -68,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     settle_colour(os.environ)
+    join_bash_words(os.environ)
     try:
         code = get_command(app)(args=given, prog_name="chunktune", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:

@@ -7,6 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from chunktune.cli.completion import Complete, complete_from, complete_setting, complete_values
+from chunktune.errors import UsageError
+
 SETTINGS = "Settings (over the spec and the environment)"
 OUTPUT = "Output"
 RUNNING = "Running"
@@ -34,9 +37,16 @@ OVERRIDES: Mapping[str, str] = {
 _LISTS = ("chunks", "partition")
 
 
-def setting(flag: str, metavar: str, text: str) -> Any:
-    """An option that overrides a key of the spec."""
-    return typer.Option(flag, metavar=metavar, help=text, rich_help_panel=SETTINGS, show_default=False)
+def setting(flag: str, metavar: str, text: str, complete: Complete | None = None) -> Any:
+    """An option that overrides a key of the spec; `complete` offers values to the shell."""
+    return typer.Option(
+        flag, metavar=metavar, help=text, rich_help_panel=SETTINGS, show_default=False, autocompletion=complete
+    )
+
+
+def choice(flag: str, metavar: str, text: str, key: str) -> Any:
+    """`setting`, of a key whose values can be listed."""
+    return setting(flag, metavar, text, complete_values(key))
 
 
 def output(flag: str, metavar: str | None, text: str) -> Any:
@@ -49,30 +59,61 @@ def running(flag: str, text: str) -> Any:
     return typer.Option(flag, help=text, rich_help_panel=RUNNING)
 
 
-Sets = Annotated[list[str] | None, setting("--set", "KEY=VALUE", "Any key of the spec; repeatable.")]
+Sets = Annotated[list[str] | None, setting("--set", "KEY=VALUE", "Any key of the spec; repeatable.", complete_setting)]
 Stages = Annotated[str | None, setting("--stages", "K", "Pipeline ranks, or auto.")]
-Schedule = Annotated[str | None, setting("--schedule", "NAME", "gpipe, 1f1b, interleaved-1f1b, ...")]
+Schedule = Annotated[
+    str | None, choice("--schedule", "NAME", "gpipe, 1f1b, interleaved-1f1b, ...", "pipeline.schedule")
+]
 VirtualStages = Annotated[str | None, setting("--virtual-stages", "V", "Parts a rank, or auto.")]
-Recompute = Annotated[str | None, setting("--recompute", "HOW", "none or full.")]
-Partition = Annotated[str | None, setting("--partition", "HOW", "uniform, parameters, time, or counts such as 4,4.")]
+Recompute = Annotated[str | None, choice("--recompute", "HOW", "none or full.", "pipeline.recompute")]
+Partition = Annotated[
+    str | None, choice("--partition", "HOW", "uniform, parameters, time, or counts such as 4,4.", "pipeline.partition")
+]
 MiniBatch = Annotated[str | None, setting("--mini-batch", "N", "Samples a step, held fixed.")]
 MicroBatch = Annotated[str | None, setting("--micro-batch", "B", "Samples a chunk, held fixed.")]
 Chunks = Annotated[str | None, setting("--chunks", "M", "auto, values such as 1,2,4, or 1:64.")]
-Optimizer = Annotated[str | None, setting("--optimizer", "NAME", "adamw, sgd or none.")]
-Precision = Annotated[str | None, setting("--precision", "TYPE", "float32 or bfloat16.")]
+Optimizer = Annotated[str | None, choice("--optimizer", "NAME", "adamw, sgd or none.", "training.optimizer")]
+Precision = Annotated[str | None, choice("--precision", "TYPE", "float32 or bfloat16.", "training.precision")]
 Memory = Annotated[str | None, setting("--memory", "SIZE", "What a rank may use: auto, 12GiB, ...")]
 Headroom = Annotated[str | None, setting("--headroom", "SHARE", "Share kept free: 5% or 0.05.")]
-Criterion = Annotated[str | None, setting("--criterion", "RULE", "pipeline or stage.")]
+Criterion = Annotated[str | None, choice("--criterion", "RULE", "pipeline or stage.", "sweep.criterion")]
 Tolerance = Annotated[str | None, setting("--tolerance", "SHARE", "What counts as slower: 1%.")]
 Patience = Annotated[str | None, setting("--patience", "COUNT", "Values tried past a fall.")]
 
 CsvFile = Annotated[str | None, output("--csv", "FILE", "The trials as CSV; - for stdout.")]
 MarkdownFile = Annotated[str | None, output("--markdown", "FILE", "The trials as Markdown; - for stdout.")]
 JsonFile = Annotated[str | None, output("--json", "FILE", "The record as JSON; - for stdout.")]
+HtmlFile = Annotated[str | None, output("--html", "FILE", "The whole report as one HTML file; - for stdout.")]
 Printed = Annotated[str | None, output("--print", "chunks", "Print only the chosen M.")]
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=RUNNING)]
+Shown = Annotated[
+    str | None,
+    typer.Option(
+        "--progress",
+        metavar="HOW",
+        help="auto (live on a terminal, else plain), live, plain or none.",
+        rich_help_panel=RUNNING,
+        show_default=False,
+        autocompletion=complete_from(("auto", "live", "plain", "none")),
+    ),
+]
+Github = Annotated[
+    bool | None,
+    typer.Option(
+        "--github/--no-github",
+        help="Step summary, outputs and annotations for GitHub Actions; on where GITHUB_ACTIONS is true.",
+        rich_help_panel=OUTPUT,
+        show_default=False,
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.", rich_help_panel=RUNNING)]
 Debug = Annotated[bool, running("--debug", "Show tracebacks.")]
+
+
+def check_printed(printed: str | None) -> None:
+    """Raises UsageError where --print is given anything but what it prints."""
+    if printed not in (None, "chunks"):
+        raise UsageError(f"--print {printed} is unknown; it prints one thing, --print chunks")
 
 
 def overrides(parameters: Mapping[str, Any], keys: Mapping[str, str] = OVERRIDES) -> dict[str, tuple[str, Any]]:

@@ -29,6 +29,11 @@ class Outputs:
         claims = [f"{flag} -" for flag, path in self.files.items() if path == STDOUT]
         return (*claims, *(["--print chunks"] if self.print_chunks else []))
 
+    def file(self, flag: str) -> str:
+        """The file that a format goes to; "" where it is not asked for, or goes to stdout."""
+        path = self.files.get(flag, "")
+        return "" if path == STDOUT else path
+
     def check(self) -> None:
         """Raises UsageError where two outputs share a place, or a file could not be written."""
         if len(self.on_stdout) > 1:
@@ -42,13 +47,18 @@ class Outputs:
                 paths[Path(path).absolute()] = flag
 
 
-def deliver(record: Record, outputs: Outputs, say: Callable[[str], None]) -> None:
+def deliver(
+    record: Record, outputs: Outputs, say: Callable[[str], None], ready: Mapping[str, str] | None = None
+) -> None:
     """Write the record in every format asked for; without one on stdout, the table goes there.
+
+    `ready`: format flag -> text, of formats that the command has rendered itself.
 
     Raises EnvironmentFailedError where a file or stdout cannot be written.
     """
     for flag, path in outputs.files.items():
-        write(path, _render(flag, record), say)
+        text = ready[flag] if ready and flag in ready else _render(flag, record)
+        write(path, text, say)
     if outputs.print_chunks and record.verdict and record.verdict.chunks is not None:
         to_stdout(f"{record.verdict.chunks}\n")
     if not outputs.on_stdout:
@@ -133,6 +143,10 @@ def _render(flag: str, record: Record) -> str:
         from chunktune.record import record_json
 
         return record_json(record)
+    if flag == "--html":
+        from chunktune.report.html import to_html
+
+        return to_html(record)
     from chunktune.report import tabular
 
     return tabular.to_csv(record) if flag == "--csv" else tabular.to_markdown(record)

@@ -46,18 +46,18 @@ class Unfinished:
     def finished(self, request: SweepRequest) -> Record | None:
         """The record, where the sweep had come to its end and the budget takes it no further.
 
-        Raises UsageError where it was asked something else.
+        Raises UsageError where it was asked something else, whether it had or not.
         """
         from chunktune.record import assemble, write_record
         from chunktune.resume import as_recorded, is_finished, refuse_other_question, start_of
 
-        if not is_finished(self.events, request.spec.sweep.budget):
-            return None
         settled = (start_of(self.events) or {})["spec"]["pipeline"]
         own = request.spec.pipeline
         stages, virtual_stages = own.stages or settled["stages"], own.virtual_stages or settled["virtual_stages"]
         spec = as_recorded(request.spec.model_dump(mode="json"), stages, virtual_stages)
         refuse_other_question(self.events, request, spec)
+        if not is_finished(self.events, request.spec.sweep.budget):
+            return None
         record = assemble(self.events, "complete")
         if not (self.directory / "record.json").is_file():
             write_record(record, self.directory / "record.json")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 
-from chunktune.cli import options
+from chunktune.cli import ci, options
 from chunktune.cli.options import overrides
 from chunktune.cli.outputs import Outputs, deliver, settle_directory, to_stdout, write
+from chunktune.cli.progress import How, Progress, decide
+from chunktune.cli.resume import Unfinished, unfinished
 from chunktune.errors import (
     ChunktuneError,
     EnvironmentFailedError,
@@ -29,7 +32,14 @@ from chunktune.spec import Resolved, load
 
 def sweep(
     context: typer.Context,
-    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="The spec, a TOML file.", show_default=False)],
+    spec: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="SPEC",
+            help="The spec, a TOML file; with --resume the sweep's own if not given.",
+            show_default=False,
+        ),
+    ] = None,
     sets: options.Sets = None,
     stages: options.Stages = None,
     schedule: options.Schedule = None,
@@ -41,7 +51,7 @@ def sweep(
     chunks: options.Chunks = None,
     optimizer: options.Optimizer = None,
     precision: options.Precision = None,
-    device: Annotated[str | None, options.setting("--device", "KIND", "auto, cuda or cpu.")] = None,
+    device: Annotated[str | None, options.choice("--device", "KIND", "auto, cuda or cpu.", "device.kind")] = None,
     memory: options.Memory = None,
     headroom: options.Headroom = None,
     criterion: options.Criterion = None,
@@ -52,17 +62,24 @@ def sweep(
         Path | None, options.output("--output-dir", "DIR", "For journal and record; runs/<spec>-<time> if not given.")
     ] = None,
     force: Annotated[bool, options.output("--force", None, "Overwrite a sweep in the output directory.")] = False,
+    resume: Annotated[
+        Path | None, options.output("--resume", "DIR", "Go on with the sweep in this output directory.")
+    ] = None,
     json_file: options.JsonFile = None,
     csv_file: options.CsvFile = None,
     markdown_file: options.MarkdownFile = None,
+    html_file: options.HtmlFile = None,
     printed: options.Printed = None,
     dry_run: Annotated[bool, options.running("--dry-run", "Show what would be tried, and touch no device.")] = False,
     rehearse: Annotated[
         bool,
         options.running("--rehearse", "Run the stages in turn on the devices there are, and simulate the pipeline."),
     ] = False,
+    share: Annotated[bool, options.running("--share", "Measure although another sweep holds the devices.")] = False,
     quick: Annotated[bool, options.running("--quick", "Fewer rounds; marked in the record.")] = False,
     strict: Annotated[bool, options.running("--strict", "Exit with 5 where the verdict is unclear.")] = False,
+    github: options.Github = None,
+    progress: options.Shown = None,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
@@ -70,26 +87,52 @@ def sweep(
 
     The answer goes to stdout, progress to stderr, the journal and the record to the output directory.
     """
-    if printed not in (None, "chunks"):
-        raise UsageError(f"--print {printed} is unknown; it prints one thing, --print chunks")
-    files = {"--json": json_file, "--csv": csv_file, "--markdown": markdown_file}
+    options.check_printed(printed)
+    how = _how(progress, quiet=quiet)
+    files = {"--json": json_file, "--csv": csv_file, "--markdown": markdown_file, "--html": html_file}
     outputs = Outputs({flag: path for flag, path in files.items() if path is not None}, printed is not None)
     if leads(os.environ):
         outputs.check()
-    resolved = load(spec, environ=os.environ, sets=sets or (), flags=overrides(context.params))
+    given = {"--output-dir": output_dir, "--force": force, "--dry-run": dry_run}
+    kept = None if resume is None else unfinished(resume, given)
+    resolved = _resolved(spec, kept, sets or (), overrides(context.params))
     _refuse_costs(resolved)
     if dry_run:
         return show_plan(resolved, outputs, quiet=quiet)
-    directory = _directory(output_dir, resolved.name, force=force)
+    directory = _directory(output_dir, resolved.name, force=force) if kept is None else str(kept.directory)
     request = _request(resolved, quick=quick, output_dir=directory, force=force, rehearse=rehearse)
-    record, written = run(request, quiet=quiet)
+    request = replace(kept.again(request, spec) if kept else request, share=share)
+    say = _sayer(quiet)
+    record, written = None if kept is None else kept.finished(request), Path(directory)
+    if record is not None:
+        say(f"{resume}: this sweep has come to its end; nothing was run")
+    else:
+        record, written = run(request, how)
     if record is None:
         return 0
-    say = _sayer(quiet)
     deliver(record, outputs, say)
-    if (written / "record.json").is_file():
-        say(f"Wrote {output_dir or Path(os.path.relpath(written))}/record.json")
+    place = _record_file(written, output_dir)
+    if place:
+        say(f"Wrote {place}")
+    ci.publish_record(github, record, "sweep", place, say)
     return conclude(record, strict=strict, torchrun=under_torchrun(os.environ))
+
+
+def _record_file(written: Path, output_dir: Path | None) -> str:
+    """Where the record lies, as people say it; "" where it could not be written."""
+    there = (written / "record.json").is_file()
+    return f"{output_dir or Path(os.path.relpath(written))}/record.json" if there else ""
+
+
+def _resolved(
+    spec: Path | None, kept: Unfinished | None, sets: Sequence[str], flags: Mapping[str, tuple[str, Any]]
+) -> Resolved:
+    """The spec: the file's, or that of the sweep to go on with. Raises SpecError, and UsageError without either."""
+    if spec is not None:
+        return load(spec, environ=os.environ, sets=sets, flags=flags)
+    if kept is None:
+        raise UsageError("neither SPEC nor --resume DIR is given; a sweep needs a spec, or a sweep to go on with")
+    return kept.resolved(sets, flags)
 
 
 def _refuse_costs(resolved: Resolved) -> None:
@@ -128,7 +171,7 @@ def show_plan(resolved: Resolved, outputs: Outputs, *, quiet: bool) -> int:
     return 0
 
 
-def run(request: SweepRequest, *, quiet: bool) -> tuple[Record | None, Path]:
+def run(request: SweepRequest, how: How) -> tuple[Record | None, Path]:
     """Run the sweep with its progress on stderr: the record and its directory.
 
     The record is null where another process of the user's torchrun answers.
@@ -138,7 +181,7 @@ def run(request: SweepRequest, *, quiet: bool) -> tuple[Record | None, Path]:
 
         start_server()
     try:
-        return _launched(request, quiet=quiet)
+        return _launched(request, how)
     finally:
         _tidy(Path(request.output_dir) if request.output_dir else None)
 
@@ -153,50 +196,20 @@ def _tidy(directory: Path | None) -> None:
             directory.rmdir()
 
 
-def _launched(request: SweepRequest, *, quiet: bool) -> tuple[Record | None, Path]:
-    from chunktune.pipeline import launch
+def _launched(request: SweepRequest, how: How) -> tuple[Record | None, Path]:
+    with Progress(sys.stderr, how, request.spec.sweep.budget) as progress:
+        from chunktune.pipeline import launch
 
-    progress = Progress(sys.stderr, quiet=quiet)
-    try:
         return launch.run(request, progress), progress.output_dir or Path(request.output_dir)
-    finally:
-        progress.clear()
 
 
-class Progress:
-    """Journal events as lines on a stream; on a terminal also what is running now, in a line that goes away."""
-
-    def __init__(self, stream: TextIO, *, quiet: bool) -> None:
-        self._stream, self._quiet, self._live = stream, quiet, stream.isatty()
-        self._pending = False
-        self.output_dir: Path | None = None
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        """Show one event."""
-        if "output_dir" in event:
-            self.output_dir = Path(event["output_dir"])
-        if self._quiet:
-            return
-        from chunktune.report.terminal import progress_line
-
-        self.clear()
-        line = progress_line(event)
-        if line is not None:
-            print(line, file=self._stream, flush=True)
-        if self._live and event.get("event") == "begin":
-            self._show(f"{event.get('task')}: M = {', '.join(map(str, event.get('values', ())))} ...")
-
-    def clear(self) -> None:
-        """Take the passing line away."""
-        if self._pending:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-            self._pending = False
-
-    def _show(self, text: str) -> None:
-        self._stream.write(text[:78])
-        self._stream.flush()
-        self._pending = True
+def _how(asked: str | None, *, quiet: bool) -> How:
+    """How progress is shown; says on stderr where that is not as asked. Raises UsageError."""
+    alone = not under_torchrun(os.environ)
+    how, note = decide(asked, quiet=quiet, stream=sys.stderr, environ=os.environ, alone=alone)
+    if note and leads(os.environ):
+        print(f"note: {note}", file=sys.stderr)
+    return how
 
 
 def conclude(record: Record, *, strict: bool, torchrun: bool) -> int:

@@ -7,13 +7,17 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chunktune.cli import options
+from chunktune.cli import ci, options
+from chunktune.cli.completion import Complete, complete_record, complete_values, complete_varied
+from chunktune.cli.counting import counted
 from chunktune.cli.outputs import Outputs, deliver, to_stdout, write
+from chunktune.cli.progress import How, decide
 from chunktune.cli.sweep import failure
 from chunktune.errors import InconclusiveError, InfeasibleError, UsageError
 from chunktune.results import Record
@@ -43,8 +47,10 @@ OVERRIDES: Mapping[str, str] = {
 }
 
 
-def _predicting(flag: str, metavar: str, text: str) -> Any:
-    return typer.Option(flag, metavar=metavar, help=text, rich_help_panel=PREDICTION, show_default=False)
+def _predicting(flag: str, metavar: str, text: str, complete: Complete) -> Any:
+    return typer.Option(
+        flag, metavar=metavar, help=text, rich_help_panel=PREDICTION, show_default=False, autocompletion=complete
+    )
 
 
 def whatif(
@@ -54,14 +60,23 @@ def whatif(
         typer.Argument(metavar="SPEC", help="The spec, a TOML file; with --from the record's own if not given."),
     ] = None,
     record_file: Annotated[
-        Path | None, _predicting("--from", "RECORD", "Calibrate with what a sweep measured: its record.json.")
+        Path | None,
+        _predicting("--from", "RECORD", "Calibrate with what a sweep measured: its record.json.", complete_record),
     ] = None,
     vary: Annotated[
         list[str] | None,
-        _predicting("--vary", "KEY=V1,V2", "Predict every value: a key of the spec, or K, N, b, V, M; repeatable."),
+        _predicting(
+            "--vary",
+            "KEY=V1,V2",
+            "Predict every value: a key of the spec, or K, N, b, V, M; repeatable.",
+            complete_varied,
+        ),
     ] = None,
     device: Annotated[
-        str | None, _predicting("--device", "NAME", "Estimate for this device: h100-80gb, a100-80gb, ...")
+        str | None,
+        _predicting(
+            "--device", "NAME", "Estimate for this device: h100-80gb, a100-80gb, ...", complete_values("hardware.name")
+        ),
     ] = None,
     sets: options.Sets = None,
     stages: options.Stages = None,
@@ -82,7 +97,9 @@ def whatif(
     json_file: options.JsonFile = None,
     csv_file: options.CsvFile = None,
     markdown_file: options.MarkdownFile = None,
+    html_file: options.HtmlFile = None,
     printed: options.Printed = None,
+    github: options.Github = None,
     strict: Annotated[bool, options.running("--strict", "Exit with 5 where the costs are extrapolated.")] = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
@@ -92,24 +109,36 @@ def whatif(
     Costs come from the spec (families sleep and costs), from a record (--from), or from a device's datasheet.
     The answer goes to stdout, notes to stderr. Nothing is run and no device is needed.
     """
-    files = {"--json": json_file, "--csv": csv_file, "--markdown": markdown_file}
+    files = {"--json": json_file, "--csv": csv_file, "--markdown": markdown_file, "--html": html_file}
     outputs = Outputs({flag: path for flag, path in files.items() if path is not None}, printed is not None)
-    _check(spec, record_file, printed, varied=bool(vary), outputs=outputs)
+    _check(spec, record_file, printed, varied=bool(vary), outputs=outputs, github=github)
     question = _question(spec, record_file, sets or (), options.overrides(context.params, OVERRIDES))
     say = _sayer(quiet)
     if vary:
-        return _answer_grid(question, vary, outputs, say, strict=strict)
-    return _answer(question, outputs, say, strict=strict)
+        how, _ = decide(None, quiet=quiet, stream=sys.stderr, environ=os.environ)
+        return _answer_grid(question, vary, outputs, say, how, strict=strict)
+    return _answer(question, outputs, say, github, strict=strict)
 
 
-def _check(spec: Path | None, record: Path | None, printed: str | None, *, varied: bool, outputs: Outputs) -> None:
+def _check(
+    spec: Path | None,
+    record: Path | None,
+    printed: str | None,
+    *,
+    varied: bool,
+    outputs: Outputs,
+    github: bool | None = None,
+) -> None:
     """Raises UsageError for what the command line cannot mean."""
     if spec is None and record is None:
         raise UsageError("neither SPEC nor --from RECORD is given; a prediction needs a spec, a record, or both")
-    if printed not in (None, "chunks"):
-        raise UsageError(f"--print {printed} is unknown; it prints one thing, --print chunks")
+    options.check_printed(printed)
     if printed and varied:
         raise UsageError("--print chunks prints one M, and --vary asks for many; use --csv - or --json - for all rows")
+    if varied and github:
+        raise UsageError("--github publishes one answer, and --vary asks for many; leave one of them out")
+    if varied and "--html" in outputs.files:
+        raise UsageError("--html shows one record, and --vary asks for many; use --markdown, --csv or --json")
     outputs.check()
 
 
@@ -168,12 +197,11 @@ def _question(
 
 def _read(path: Path) -> Record:
     """The record, or the one in an output directory. Raises UsageError where it measured nothing."""
-    from chunktune.record import read_record
+    from chunktune.reading import load_record
 
-    file = path / "record.json" if path.is_dir() else path
-    record = read_record(file)
+    record = load_record(path)
     if record.mode == "predicted":
-        raise UsageError(f"{file}: is itself predicted; --from takes the record of a sweep, which measured something")
+        raise UsageError(f"{path}: is itself predicted; --from takes the record of a sweep, which measured something")
     return record
 
 
@@ -186,13 +214,16 @@ def _source(spec: Spec, record: Record | None, path: Path) -> CostSource:
 # --- one setting
 
 
-def _answer(question: Question, outputs: Outputs, say: Callable[[str], None], *, strict: bool) -> int:
+def _answer(
+    question: Question, outputs: Outputs, say: Callable[[str], None], github: bool | None, *, strict: bool
+) -> int:
     resolved = question.load()
     record = _with_alternatives(question, resolved.spec, question.predict(resolved))
     if question.record is not None:
         _show_calibration(question.record, outputs, say)
     say(f"Predicted from {question.engine(resolved.spec).source.label}; nothing was run")
     deliver(record, outputs, say)
+    ci.publish_record(github, record, "whatif", outputs.file("--json"), say)
     error = failure(record, strict=strict)
     if error is not None:
         raise error
@@ -226,13 +257,15 @@ def _show_calibration(record: Record, outputs: Outputs, say: Callable[[str], Non
 
 
 def _answer_grid(
-    question: Question, texts: Sequence[str], outputs: Outputs, say: Callable[[str], None], *, strict: bool
+    question: Question, texts: Sequence[str], outputs: Outputs, say: Callable[[str], None], how: How, *, strict: bool
 ) -> int:
     from chunktune.whatif.grid import parse_vary, predict_grid
 
     given = {key: flag for key, (flag, _) in question.flags.items()}
     varied = parse_vary(texts, given, _family(question))
-    grid = predict_grid(varied, question.load, question.predict)
+    total = prod(len(values) for values in varied.values())
+    with counted(question.load, total, "combinations", sys.stderr, how) as load:
+        grid = predict_grid(varied, load, question.predict)
     if question.record is not None:
         _show_calibration(question.record, outputs, say)
     say(f"Predicted {len(grid.rows)} combinations from {grid.costs}; nothing was run")

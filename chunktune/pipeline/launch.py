@@ -38,7 +38,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from chunktune import errors
 from chunktune.device import resolve_kind
 from chunktune.errors import ChunktuneError, EnvironmentFailedError, InterruptedSweepError, UsageError
-from chunktune.locks import holding
+from chunktune.locks import holding, holding_directory
 from chunktune.pipeline import worker
 from chunktune.pipeline.group import (
     EXIT_LOST,
@@ -50,7 +50,7 @@ from chunktune.pipeline.group import (
 )
 from chunktune.pipeline.plan import make_plan
 from chunktune.pipeline.server import START_METHOD, start_server, stop_server
-from chunktune.record import Event, Journal, Status, assemble, read_events, read_record, write_record
+from chunktune.record import Event, Journal, Status, assemble, measured_of, read_events, read_record, write_record
 from chunktune.replay import lost_event
 from chunktune.request import SweepRequest
 from chunktune.results import Record
@@ -134,23 +134,34 @@ class _Launch:
         self._output = Path(request.output_dir)
         self._journal = self._output / "journal.jsonl"
         self._restarts = SPARE_RESTARTS + 2 * rungs
+        self._seen: list[Event] = []
 
     def run(self, on_event: OnEvent) -> Record:
-        self._prepare_output()
-        start_server()
-        with _handlers_restored():
-            try:
-                with followed(self._journal, on_event), _quiet_agent():
-                    outcome = self._until_decided()
-                return self._finish(outcome)
-            except (SignalException, KeyboardInterrupt) as error:
-                _leave_at_the_next_signal()
-                self._interrupted(error)
+        _or_unwritable(lambda: self._output.mkdir(parents=True, exist_ok=True), self._output)
+        with holding_directory(self._output):
+            self._prepare_output()
+            start_server()
+            with _handlers_restored(), _leaving_at_the_second_signal(self._go_on):
+                return self._run(on_event)
+
+    def _run(self, on_event: OnEvent) -> Record:
+        def see(event: Event) -> None:
+            self._seen.append(event)
+            on_event(event)
+
+        try:
+            with followed(self._journal, see), _quiet_agent():
+                outcome = self._until_decided()
+            return self._finish(outcome)
+        except (SignalException, KeyboardInterrupt) as error:
+            self._interrupted(error)
 
     def _until_decided(self) -> dict[str, str]:
         """Launch group after group, each going on from the journal, until one says how the sweep ended."""
         losses = without_a_line = 0
         while True:
+            if self._seen and not self._journal.exists():
+                return {"outcome": "failed", "message": f"{self._journal}: the journal is gone"}
             lines = self._journal_bytes()
             outcome = self._launch_once()
             if outcome.get("outcome") not in ("lost", "fresh group needed"):
@@ -164,7 +175,6 @@ class _Launch:
         return self._journal.stat().st_size if self._journal.exists() else 0
 
     def _prepare_output(self) -> None:
-        _or_unwritable(lambda: self._output.mkdir(parents=True, exist_ok=True), self._output)
         if self._request.resume:
             note_resumed(self._journal, self._request)
             return
@@ -240,6 +250,8 @@ class _Launch:
     def _kept_or_shown(self, measured: str) -> str:
         """Keep what was measured; where the disk does not take it, show it on stderr: nothing is lost."""
         why = "the journal is gone"
+        if not self._journal.exists():
+            measured = measured or measured_of(self._seen)
         if self._journal.exists() or not measured:
             try:
                 return self._keep_partial("failed")
@@ -359,11 +371,12 @@ class _Warden:
                 missing_s = missing_s + 1.0 if alive < len(pids) and not outcome_of(self._handler.store) else 0.0
                 if missing_s > (self._GRACE_S if alive else self._RESTART_S):
                     self.alarmed = True
-                    os.kill(os.getpid(), signal.SIGTERM)
+                    os.kill(os.getpid(), signal.SIGHUP)  # the agent obeys it; nobody takes it for the user's word
                     return
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LEAVING = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (*_LEAVING, signal.SIGHUP, signal.SIGQUIT)
 
 
 @contextlib.contextmanager
@@ -377,15 +390,37 @@ def _handlers_restored() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _leave_at_the_next_signal() -> None:
-    """A second Ctrl-C, or SIGTERM, does not wait for the partial record: the journal holds all of it."""
+@contextlib.contextmanager
+def _leaving_at_the_second_signal(go_on: Callable[[], str]) -> Iterator[None]:
+    """A second Ctrl-C, or SIGTERM, does not wait: neither for workers that do not end, as torch's agent would do
+    half a minute at a time, nor for the partial record. The journal holds all of it; `go_on` says how to go on.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+    before = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    thread = threading.Thread(target=_leave_at_the_second, args=(readable, go_on), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writable)
+        thread.join()
+        os.close(readable)
 
-    def leave(number: int, _: object) -> None:
-        stop_server()
-        os._exit(128 + number)
 
-    for number in _SIGNALS:
-        signal.signal(number, leave)
+def _leave_at_the_second(readable: int, go_on: Callable[[], str]) -> None:
+    """Read the numbers of the signals that this process gets, and end it at the second of _LEAVING."""
+    left = 2
+    while number := os.read(readable, 1):
+        left -= number[0] in _LEAVING
+        if left == 0:
+            stop_server()  # and so every worker
+            os.write(2, f"error: told to end a second time, and ended at once{go_on()}\n".encode())
+            os._exit(128 + number[0])
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import sys
 import time
@@ -25,7 +24,7 @@ from chunktune.pipeline.live import FreshGroupNeededError, LivePipeline
 from chunktune.pipeline.measure import Measurer
 from chunktune.pipeline.plan import Plan
 from chunktune.pipeline.rehearsed import RehearsedPipeline
-from chunktune.record import Event, Journal, assemble, read_events, record_json, write_record
+from chunktune.record import Event, Journal, assemble, measured_of, read_events, write_record
 from chunktune.replay import JournaledRunner, lost_event
 from chunktune.request import SweepRequest
 from chunktune.results import SCHEMA_VERSION, Record, Trial
@@ -143,8 +142,9 @@ class Leader:
         environment = _environment(facts)
         refuse_other_machine(self._events, str(self._output), environment)
         moved = hosts_moved(self._events, environment)
-        if moved is not None and not any(event.get("text") == moved for event in self._events):
-            self._append({"event": "warning", "text": moved})
+        for text in [*([moved] if moved is not None else []), *_shared(self._request)]:
+            if not any(event.get("text") == text for event in self._events):
+                self._append({"event": "warning", "text": text})
 
     def _send(self, command: Command) -> Command:
         self._group.broadcast(command)
@@ -254,20 +254,12 @@ class Leader:
 
         What was measured goes with it, for the case that the disk did not take it.
         """
-        measured = self._measured()
+        measured = measured_of(self._events)
         self._group.tell("failed", type=type(error).__name__, message=str(error), record=measured)
         if self._on_event is not None:
             if measured and not (self._output / "journal.jsonl").is_file():
                 print(measured, file=sys.stderr)
             raise error
-
-    def _measured(self) -> str:
-        """The record as JSON, "" where there is nothing to keep."""
-        if not any(event["event"] in ("trial", "lost") for event in self._events):
-            return ""
-        with contextlib.suppress(ChunktuneError):
-            return record_json(assemble(self._events, "failed"))
-        return ""
 
 
 def _environment(facts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -59,6 +59,8 @@ class LivePipeline(Leading):
         if any(report.state != "ok" for report in reports):
             return trial_without_steps(self.plan, chunks, reports)
         predicted = self.foretell(chunks, reports)
+        if self.left_s() < (predicted.step_s or 0.0) / 2:
+            return unfinished_trial(self.plan, chunks)
         micro_batch, _ = self.plan.candidates.batch_of(chunks)
         results: list[RankTrial] = self.call(  # type: ignore[assignment]
             Command("trial", chunks, micro_batch, 0, self.command_deadline_s([chunks]))
@@ -90,7 +92,8 @@ class LivePipeline(Leading):
         self._visits[values] = visit + 1
         blocks: dict[int, Block] = {}
         for chunks in visiting_order(values, visit):
-            if self.left_s() < self._steps(chunks) * self.step_s.get(chunks, 0.0):
+            # One step more than is timed: the first after a change of M.
+            if self.left_s() < (1 + self._steps(chunks)) * self.step_s.get(chunks, 0.0):
                 return None
             blocks[chunks] = self._block(chunks)
         return Round(blocks=tuple(blocks[chunks] for chunks in values))

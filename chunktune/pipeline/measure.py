@@ -103,8 +103,9 @@ class Measurer:
             print(report.log, file=sys.stderr, flush=True)
         return report
 
-    def _is_late(self) -> bool:
-        return time.perf_counter() > self.until_s
+    def _is_late(self, step_s: float = 0.0) -> bool:
+        """Whether the budget is spent before half of a step that takes so long would be done."""
+        return time.perf_counter() + step_s / 2 > self.until_s
 
     def trial(self, chunks: int, micro_batch: int) -> list[RankTrial]:
         """Run the real pipeline, which the rehearsal said fits.
@@ -121,11 +122,16 @@ class Measurer:
             self._drop()
             return result
         count = self.group.broadcast(self._affordable(self.effort.trial_count(result.warm_step_s), result.warm_step_s))
+        if not count:
+            self._drop()
+            return replace(result, report=RankReport(self.work.rank, "late"))
         return replace(result, timed=self._timed(count, keep=True))
 
     def _affordable(self, count: int, step_s: float) -> int:
-        """As many of these steps as the budget has time for, one at least."""
-        left_s = max(0.0, self.until_s - time.perf_counter())
+        """As many of these steps as the budget has time for, one where it has time for half of it."""
+        if self._is_late(step_s):
+            return 0
+        left_s = self.until_s - time.perf_counter()
         return count if left_s > count * step_s else max(1, int(left_s / max(step_s, 1e-9)))
 
     def _warm_up(self, chunks: int, micro_batch: int, budget: Budget) -> RankTrial:
@@ -137,11 +143,12 @@ class Measurer:
             try:
                 self._build(chunks, micro_batch)
                 assert self._step is not None
+                start = time.perf_counter()
                 losses = self._step.run()
                 loss = float(torch.stack([one.detach().float() for one in losses]).sum()) if losses else None
                 del losses
                 watch.restart()
-                if self.group.broadcast(self._is_late()):
+                if self.group.broadcast(self._is_late(time.perf_counter() - start)):
                     return RankTrial(RankReport(self.work.rank, "late"), self.work.own_parts, budget, 0.0)
                 start = time.perf_counter()
                 self._step.run()

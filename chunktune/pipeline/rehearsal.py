@@ -53,9 +53,11 @@ def rehearse(
     """Two optimizer steps at M chunks of b samples, memory enforced and counted; the peak is the second's.
 
     Where they fit the step is timed, without the meter and the limit, which both slow it down; `resamples` as in
-    `timed_rehearsal`. `is_late` is asked between steps. Never raises for what the user's model does: every failure
-    becomes a report.
+    `timed_rehearsal`. `is_late` is asked before each step. Never raises for what the user's model does: every
+    failure becomes a report.
     """
+    if is_late():
+        return RankReport(work.rank, "late")
     budget = work.budget()
     work.device.release()
     watch: MemoryWatch | None = None
@@ -77,7 +79,7 @@ def rehearse(
         if report.state == "ok" and is_late():
             report = RankReport(work.rank, "late")
         if report.state == "ok":
-            report = replace(report, seconds=timed_rehearsal(step, work.device, resamples), budget=budget)
+            report = replace(report, seconds=timed_rehearsal(step, work.device, resamples, is_late), budget=budget)
     except USER_ERRORS as error:
         report = failure_report(work.rank, error, watch, budget.budget_bytes, "rehearsal")
         # The traceback keeps every activation alive.

@@ -22,6 +22,19 @@ def start_server() -> None:
     forkserver.ensure_running()
 
 
+def outlive_no_server() -> None:
+    """In a worker: let go of the pipe by which the server knows that somebody needs it, a copy of which it gave us.
+
+    It then ends with the launcher, whatever we are doing, and the kernel ends us with it: we may be stopped, or hold
+    the interpreter's lock for ever, and could not end by ourselves.
+    """
+    descriptor = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_alive_fd", None)
+    if descriptor is not None:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, descriptor, inheritable=False)
+        os.close(nothing)
+
+
 def stop_server() -> None:
     """End the server now, also while it still imports: it would hold our stdout and stderr open until it is done."""
     pid = getattr(getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None), "_forkserver_pid", None)

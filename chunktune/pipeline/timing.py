@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -33,19 +33,22 @@ class RankSeconds:
     resampled: tuple[tuple[PartSeconds, ...], ...] = ()
 
 
-def timed_rehearsal(step: TrainingStep, device: Device, resamples: int = 0) -> RankSeconds:
-    """Time a step that was rehearsed: once to settle, then for FILL_S, once at least.
+def timed_rehearsal(
+    step: TrainingStep, device: Device, resamples: int = 0, is_late: Callable[[], bool] = lambda: False
+) -> RankSeconds:
+    """Time a step that was rehearsed: once to settle, then for FILL_S, once at least; where late, the first counts.
 
     `resamples`: bootstrap samples (Efron 1979, Annals of Statistics 7) to tell how sure the means are; always the
     same for the same measurements.
     """
-    wall_s = _one(step, device)
-    step.operations.take()
-    steps: list[list[Operation]] = []
-    walls: list[float] = []
-    for _ in range(max(1, min(MOST_STEPS, math.ceil(FILL_S / max(wall_s, 1e-9))))):
-        walls.append(_one(step, device))
-        steps.append(step.operations.take())
+    walls = [_one(step, device)]
+    steps = [step.operations.take()]
+    if not is_late():
+        count = max(1, min(MOST_STEPS, math.ceil(FILL_S / max(walls.pop(), 1e-9))))
+        steps.clear()
+        for _ in range(count):
+            walls.append(_one(step, device))
+            steps.append(step.operations.take())
     every = [operation for operations in steps for operation in operations]
     samples = {part: _samples(every, part) for part in sorted({one.part for one in every if one.part >= 0})}
     random = Random(0)

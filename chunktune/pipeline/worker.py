@@ -35,6 +35,7 @@ from chunktune.pipeline.measure import Effort, Measurer, PipelineLostError
 from chunktune.pipeline.plan import Plan, counts_for, make_plan
 from chunktune.pipeline.rehearsed import RESAMPLES
 from chunktune.pipeline.runtime import quiet_logs
+from chunktune.pipeline.server import outlive_no_server
 from chunktune.pipeline.work import RankWork
 from chunktune.request import SweepRequest
 from chunktune.results import Record
@@ -215,8 +216,9 @@ def _end_broken(group: Group, error: Exception) -> NoReturn:
 def _die_with_launcher() -> None:
     """End this process when the launcher dies, however it dies.
 
-    The kernel's signal alone would not do: the parent is the server that forked us, and it lives as long as we do.
+    The kernel's signal comes when the server ends that forked us; until then, and where that fails, a thread watches.
     """
+    outlive_no_server()
     launcher = multiprocessing.parent_process()
     if launcher is not None:
         threading.Thread(target=_end_after, args=(launcher,), daemon=True).start()

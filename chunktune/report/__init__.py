@@ -46,7 +46,7 @@ def tokens_per_sample(record: Record) -> int | None:
     """Tokens in one sample where the spec's model has a sequence, else None."""
     model = record.spec.get("model")
     sequence = model.get("sequence") if isinstance(model, dict) else None
-    return sequence if isinstance(sequence, int) and sequence > 0 else None
+    return sequence if isinstance(sequence, int) and 0 < sequence < 2**63 else None
 
 
 def is_chosen(record: Record, trial: Trial) -> bool:

@@ -82,7 +82,10 @@ def _plateau_above(record: Record, verdict: Verdict) -> str:
 
 def _budget_above(record: Record, verdict: Verdict) -> str:
     budget_s = setting(record, "sweep", "budget")
-    budget = f" ({format_seconds(budget_s)})" if isinstance(budget_s, (int, float)) else ""
+    # A record from elsewhere may hold anything there.
+    budget = ""
+    if isinstance(budget_s, (int, float)) and 0 <= budget_s < 1e12:
+        budget = f" ({format_seconds(budget_s)})"
     left_out = verdict.limit_detail.reason or f"{_next(verdict)} was not tried"
     return f"the time{budget} ran out after {format_seconds(record.elapsed_s)}: {left_out}"
 
@@ -209,7 +212,7 @@ def tolerance(record: Record, verdict: Verdict) -> float:
     """The tolerance that the choice was made with, as a fraction; the default where the record lacks it."""
     comparison = verdict.limit_detail.comparison
     value = setting(record, "sweep", "tolerance") if comparison is None else comparison.tolerance
-    return float(value) if isinstance(value, (int, float)) else 0.01
+    return float(value) if isinstance(value, (int, float)) and 0 <= value < 1e12 else 0.01
 
 
 def trial_reason(trial: Trial) -> str:

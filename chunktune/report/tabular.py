@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from chunktune.report import fullest_stage, is_chosen, plain, slowest_stage, tokens_per_sample
@@ -38,11 +41,6 @@ CSV_COLUMNS = (
     "predicted_step_s",
     "measured_step_s",
 )
-# Columns that would turn into floats where one cell is empty.
-_INTEGERS = (
-    *("chunks", "micro_batch", "mini_batch", "rank", "fullest_rank", "slowest_rank"),
-    *(name for name in CSV_COLUMNS if name.endswith("_bytes")),
-)
 _SIGNIFICANT = "%.9g"
 # A spreadsheet runs a cell that begins with one of these, and a message of the user's code may.
 _FORMULA = ("=", "+", "-", "@")
@@ -54,25 +52,34 @@ def to_csv(record: Record) -> str:
     `fullest_*` is the rank whose peak is the largest share of its budget, `slowest_*` the busiest one;
     `step_s` holds the raw samples in seconds, separated by spaces.
     """
-    import pandas as pd
-
-    frame = pd.DataFrame([_row(record, trial) for trial in record.trials], columns=list(CSV_COLUMNS))
-    frame = frame.astype(dict.fromkeys(_INTEGERS, "Int64"))
-    return str(frame.to_csv(index=False, float_format=_SIGNIFICANT, lineterminator="\n"))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for trial in record.trials:
+        writer.writerow({name: _csv_cell(value) for name, value in _row(record, trial).items()})
+    return text.getvalue()
 
 
 def to_markdown(record: Record) -> str:
     """The verdict in one line, then the trials as a GitHub table that names why a value of M did not run."""
-    import pandas as pd
-
     head = f"**{escaped(verdict_line(record))}**\n"
     headings, rows = trial_cells(record)
     if not rows:
         return f"{head}\nno value of M was tried\n"
     reasons = ["" if trial.fits else why_not(trial) for trial in record.trials]
-    cells = [[escaped(cell) for cell in (*row, reason)] for row, reason in zip(rows, reasons, strict=True)]
-    frame = pd.DataFrame(cells, columns=[*headings, "reason"])
-    return f"{head}\n{frame.to_markdown(index=False, disable_numparse=True)}\n"
+    cells = [(*row, reason) for row, reason in zip(rows, reasons, strict=True)]
+    return f"{head}\n{markdown_table((*headings, 'reason'), cells)}\n"
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Plain texts as a GitHub table, every cell escaped; without a newline at the end."""
+    cells = [[escaped(cell) for cell in row] for row in (headings, *rows)]
+    cells.insert(1, ["---"] * len(headings))
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def _csv_cell(value: object) -> object:
+    return _SIGNIFICANT % value if isinstance(value, float) else value
 
 
 def _row(record: Record, trial: Trial) -> dict[str, Any]:

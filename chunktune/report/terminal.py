@@ -33,7 +33,7 @@ from chunktune.report.trials import trial_table
 from chunktune.results import Record, Trial, Verdict
 from chunktune.units import format_bytes, format_seconds, format_share
 
-__all__ = ["limit_sentence", "print_record", "progress_line", "render", "verdict_line", "verdict_rows"]
+__all__ = ["head_line", "limit_sentence", "print_record", "progress_line", "render", "verdict_line", "verdict_rows"]
 
 _LABEL_COLUMNS = 15
 
@@ -50,7 +50,7 @@ def render(record: Record, width: int | None = None) -> str:
     """The table of trials and the verdict block, at most `width` columns wide (None: unlimited)."""
     chosen = record.verdict is not None and record.verdict.chunks is not None
     table = trial_table(record, width, reasons=chosen)  # without a choice the block gives every reason
-    return "\n".join([*wrap(_head(record), width), "", table, "", *_block(verdict_rows(record), width), ""])
+    return "\n".join([*wrap(head_line(record), width), "", table, "", *_block(verdict_rows(record), width), ""])
 
 
 def verdict_line(record: Record) -> str:
@@ -244,7 +244,8 @@ def _named(chunks: int | None) -> str:
     return "no M" if chunks is None else f"M = {chunks}"
 
 
-def _head(record: Record) -> str:
+def head_line(record: Record) -> str:
+    """What ran: the version, the schedule, K, and whether it was measured."""
     version = record.tool.get("version", "")
     stages = len(next((trial.stages for trial in record.trials if trial.stages), ())) or None
     ranks = stages or setting(record, "pipeline", "stages")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 
-from rich import box
 from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
 
 from chunktune.report import (
     format_rate,
@@ -193,26 +189,18 @@ def _table_columns(headings: Sequence[str], rows: Sequence[Sequence[str]], kept:
 
 def draw(headings: Sequence[str], rows: Sequence[Sequence[str]], left: str = "state") -> str:
     """Rows of cells as a table in plain characters; the column named `left` is set to the left, all others right."""
-    table = Table(box=box.ASCII)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == left else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    text = io.StringIO()
-    # Every switch is set: rich would otherwise read FORCE_COLOR, COLUMNS and the like.
-    console = Console(
-        file=text,
-        force_terminal=False,
-        force_jupyter=False,
-        color_system=None,
-        no_color=True,
-        markup=False,
-        emoji=False,
-        highlight=False,
-        width=_table_columns(headings, rows, range(len(headings))),
-    )
-    console.print(table)
-    return text.getvalue().rstrip("\n")
+    widths = [max(cell_len(row[i]) for row in [headings, *rows]) for i in range(len(headings))]
+    lefts = [heading == left for heading in headings]
+    edge = f"+{'-' * (sum(widths) + 3 * len(widths) - 1)}+"
+    rule = f"|{'+'.join('-' * (width + 2) for width in widths)}|"
+    lines = [f"| {' | '.join(map(_padded, row, widths, lefts))} |" for row in [headings, *rows]]
+    return "\n".join([edge, lines[0], rule, *lines[1:], edge])
+
+
+def _padded(cell: str, width: int, left: bool) -> str:
+    """`cell` in `width` columns; a character may take none or two of them."""
+    space = " " * (width - cell_len(cell))
+    return cell + space if left else space + cell
 
 
 def _or_dash(value: float | None, form: Callable[[float], str]) -> str:

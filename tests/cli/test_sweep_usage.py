@@ -10,7 +10,6 @@ import pytest
 import chunktune.pipeline
 from chunktune.candidates import Candidates
 from chunktune.cli import app, options, outputs
-from chunktune.cli import sweep as command
 from chunktune.cli.app import main
 from chunktune.errors import EnvironmentFailedError, InterruptedSweepError, UserCodeError
 from chunktune.request import SweepRequest
@@ -156,7 +155,7 @@ def test_usage_errors(launch: FakeLaunch, capsys: Capture, arguments: list[str],
 def test_a_missing_argument_and_an_unknown_command(capsys: Capture) -> None:
     assert main(["sweep"]) == main(["swep"]) == 2
     err = capsys.readouterr().err
-    assert "Missing argument 'SPEC'" in err
+    assert "neither SPEC nor --resume DIR is given" in err
     assert "No such command 'swep'" in err
 
 
@@ -434,30 +433,3 @@ def test_colour_settings_are_left_alone_where_nothing_forces_them() -> None:
     environ = {"FORCE_COLOR": "1"}
     app.settle_colour(environ)
     assert environ == {"FORCE_COLOR": "1"}
-
-
-class Terminal:
-    """A stream that is a terminal."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def write(self, text: str) -> int:
-        self.text += text
-        return len(text)
-
-    def flush(self) -> None:
-        pass
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_shows_what_is_running() -> None:
-    stream = Terminal()
-    progress = command.Progress(stream, quiet=False)  # type: ignore[arg-type]
-    progress({"event": "begin", "task": "trial", "values": [4], "deadline_s": 1.0, "elapsed_s": 0.0})
-    assert stream.text == "trial: M = 4 ..."
-    progress({"event": "warning", "text": "speed drifts"})
-    assert stream.text.startswith("trial: M = 4 ...\r\x1b[K")
-    assert "speed drifts" in stream.text

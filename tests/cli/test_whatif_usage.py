@@ -291,9 +291,9 @@ def test_the_help_groups_its_options_and_gives_examples() -> None:
 
 
 FLAGS = """
---chunks --criterion --csv --debug --device --from --headroom --help --json --markdown --memory --micro-batch
---mini-batch --optimizer --partition --patience --precision --print --quiet --recompute --schedule --set --stages
---strict --tolerance --vary --virtual-stages
+--chunks --criterion --csv --debug --device --from --github --headroom --help --html --json --markdown --memory
+--micro-batch --mini-batch --no-github --optimizer --partition --patience --precision --print --quiet --recompute
+--schedule --set --stages --strict --tolerance --vary --virtual-stages
 """
 
 

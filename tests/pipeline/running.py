@@ -25,7 +25,17 @@ P = ParamSpec("P")
 MARK = "TEST_RUN_MARK"
 """Inherited by every process of a run: torch's agent puts each worker into a session of its own."""
 _SETTLE_S = 5.0
-_FOREIGN = ("CHUNKTUNE_", "TORCHELASTIC_", "GITHUB_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "FORCE_COLOR")
+_FOREIGN = (
+    "XDG_RUNTIME_DIR",
+    "CHUNKTUNE_",
+    "TORCHELASTIC_",
+    "GITHUB_",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "MASTER_",
+    "FORCE_COLOR",
+)
 
 
 @dataclass(frozen=True)
@@ -127,15 +137,22 @@ def despite_noise(forget: Callable[[], object] = lambda: None) -> Callable[[Call
 
 @contextmanager
 def started(command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Iterator[Running]:
-    """A command that runs meanwhile. What lives of it at the end is killed; that fails the test if it had ended."""
+    """A command that runs meanwhile. What lives of it at the end is killed; that fails the test if it had ended.
+
+    The locks of devices are its own, unless `env` says where they lie: other tests may run on this machine.
+    """
     mark = uuid.uuid4().hex
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+        tempfile.TemporaryDirectory(prefix="chunktune-test-") as locks,
+    ):
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            env=environment(env) | {MARK: mark},
+            env={"XDG_RUNTIME_DIR": locks} | environment(env) | {MARK: mark},
             start_new_session=True,
         )
         try:

@@ -275,35 +275,6 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_measured_is_lost(tmp_pa
     assert len(tried) == len(set(tried)), "no trial ran twice"
 
 
-def test_no_worker_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    spec = tmp_path / "spec.toml"
-    spec.write_text(sleep_spec(stages=2, a=0.01, c=0.002, batch="mini_batch = 16"))
-    done = run(
-        [sys.executable, "-m", "chunktune", "sweep", str(spec), "--output-dir", str(out)],
-        interrupt=(out / "journal.jsonl", '"event": "trial"', signal.SIGKILL),
-    )
-    # `run` fails the test when a process of the run is left after some seconds.
-    assert done.returncode == -signal.SIGKILL
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_sweep_keeps_what_it_measured(tmp_path: Path, number: int, code: int) -> None:
-    out = tmp_path / "out"
-    spec = tmp_path / "spec.toml"
-    spec.write_text(sleep_spec(stages=2, a=0.01, c=0.002, batch="mini_batch = 16"))
-    done = run(
-        [sys.executable, "-m", "chunktune", "sweep", str(spec), "--output-dir", str(out)],
-        output=out,
-        interrupt=(out / "journal.jsonl", '"event": "trial"', number),
-    )
-    assert done.returncode == code, done
-    assert "Traceback" not in done.stderr, done
-    assert done.record is not None
-    assert done.record.status == "interrupted"
-    assert done.trial(1).fits
-
-
 def test_everything_listens_on_loopback_only(tmp_path: Path) -> None:
     out = tmp_path / "out"
     spec = tmp_path / "spec.toml"

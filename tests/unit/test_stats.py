@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from chunktune.results import Block, Round
 from chunktune.stats import (
     compare,
+    drift,
     median,
     median_interval,
     paired_log_ratio,
@@ -186,3 +187,13 @@ def test_relative_takes_the_shortest_chain() -> None:
     """From 1 to 5: through 2 in two links (6x), or through 3 and 4 in three (which here say 200x)."""
     rounds = rounds_of({1: 1.0, 3: 2.0}, {3: 1.0, 4: 10.0}, {4: 1.0, 5: 10.0}, {1: 1.0, 2: 2.0}, {2: 1.0, 5: 3.0})
     assert relative(rounds, "pipeline", 1)[5].ratio == pytest.approx(6.0)
+
+
+def test_drift_is_what_moved_both_values_between_their_rounds() -> None:
+    steady = rounds_of({1: 10, 2: 20}, {1: 10, 2: 20})
+    assert drift(steady, 1, 2) == 1
+    both = rounds_of({1: 10, 2: 20}, {1: 5, 2: 8})
+    assert drift(both, 1, 2) == pytest.approx(2)
+    one = rounds_of({1: 10, 2: 20}, {1: 10, 2: 4})
+    assert drift(one, 1, 2) == 1, "noise of one value is not the machine's speed"
+    assert drift(rounds_of({1: 10}, {2: 5}), 1, 2) == 1, "no round holds both"
