@@ -19,6 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
+MOST_SHOWN = 50
+"""Mistakes in one message; a spec that has more is not one."""
+
+
 class ChunktuneError(Exception):
     """Base of every error that chunktune raises on purpose."""
 
@@ -57,7 +61,8 @@ class SpecError(UsageError):
         self.mistakes = tuple(mistakes)
         count = len(self.mistakes)
         head = "1 mistake in the spec" if count == 1 else f"{count} mistakes in the spec"
-        super().__init__("\n".join([f"{head}:", *(f"  {mistake}" for mistake in self.mistakes)]))
+        more = [f"  and {count - MOST_SHOWN} more"] if count > MOST_SHOWN else []
+        super().__init__("\n".join([f"{head}:", *(f"  {mistake}" for mistake in self.mistakes[:MOST_SHOWN]), *more]))
 
 
 class InfeasibleError(ChunktuneError):

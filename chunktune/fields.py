@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, WithJsonSchema
@@ -87,7 +88,7 @@ def read_efficiency(value: object) -> float:
     try:
         share = 1.0 if value == "100%" else parse_share(value)
     except UnitError as error:
-        raise fault(error.fact, rule, error.nearest) from None
+        raise fault(error.fact, rule, _taken(_above_zero(1), error.nearest) or "1") from None
     if share == 0:
         raise fault(f"is {shown(value)}", rule, "1")
     return share
@@ -133,7 +134,7 @@ def unless(word: str, result: Any, read: Callable[[object], Any]) -> Callable[[o
         try:
             return read(value)
         except UnitError as error:
-            raise fault(error.fact, f'must be "{word}" or a value: {error.rule}', error.nearest) from None
+            raise fault(error.fact, f'must be "{word}" or a value: {error.rule}', _taken(read, error.nearest)) from None
 
     return read_or
 
@@ -150,9 +151,24 @@ def unit(parse: Callable[[object], Any]) -> Callable[[object], Any]:
         try:
             return parse(value)
         except UnitError as error:
-            raise fault(error.fact, error.rule, error.nearest) from None
+            raise fault(error.fact, error.rule, _taken(parse, error.nearest)) from None
 
     return read
+
+
+def _taken(read: Callable[[object], Any], nearest: str) -> str:
+    """`nearest` where `read` takes it as it would stand in a file, else "": a text, or a number without quotes."""
+    for value in (nearest, *_numbers(nearest)):
+        with suppress(UnitError, PydanticCustomError):
+            read(value)
+            return nearest
+    return ""
+
+
+def _numbers(text: str) -> Iterator[float]:
+    for kind in (int, float):
+        with suppress(ValueError):
+            yield kind(text)
 
 
 def several(read_item: Callable[[object], Any], rule: str) -> Callable[[object], tuple[Any, ...]]:
@@ -161,6 +177,8 @@ def several(read_item: Callable[[object], Any], rule: str) -> Callable[[object],
     def read(value: object) -> tuple[Any, ...]:
         if not isinstance(value, (list, tuple)):
             raise fault(f"is {shown(value)}", rule)
+        if len(value) > MAX_PARTS:
+            raise fault(f"has {len(value)} items", f"must have {MAX_PARTS} at most")
         return tuple(_item(read_item, index, item) for index, item in enumerate(value, 1))
 
     return read
@@ -193,10 +211,20 @@ def read_tolerance(value: object) -> float:
     try:
         share = parse_share(value)
     except UnitError as error:
-        raise fault(error.fact, rule, error.nearest) from None
+        raise fault(error.fact, rule, _taken(_above_zero(0.5), error.nearest) or "0.01") from None
     if not 0 < share < 0.5:
         raise fault(f"is {shown(value)}", rule, "0.01" if share == 0 else "0.49")
     return share
+
+
+def _above_zero(below: float) -> Callable[[object], float]:
+    def read(value: object) -> float:
+        share = parse_share(value)
+        if not 0 < share < below:
+            raise UnitError(f"is {shown(value)}", f"must be above 0 and below {below:g}")
+        return share
+
+    return read
 
 
 def read_factory(value: object) -> str:

@@ -19,10 +19,16 @@ from chunktune.fields import MAX_DEPTH, closest
 from chunktune.units import format_bytes, shorten, shown
 
 MAX_FILE_BYTES = 2**20
+MAX_SETTINGS = 1000
+"""Keys of a file: a spec has some forty, and a factory may have arguments of its own."""
 PREFIX = "CHUNKTUNE_"
 SET = "--set"
 
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+# tomllib takes a dotted key apart in quadratic time. What begins within a word is not looked at once more.
+_DEEP_KEY = re.compile(
+    rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MAX_DEPTH}}}""", re.ASCII
+)
 
 
 @dataclass(frozen=True)
@@ -93,11 +99,11 @@ def read_file(path: Path) -> dict[str, Any]:
     """The tables of a TOML file.
 
     Raises SpecError with one mistake where the file is missing, no regular file, unreadable, larger than
-    1 MiB, no UTF-8, no TOML or without settings.
+    1 MiB, no UTF-8, no TOML, nested too deeply, without settings or with too many.
     """
     try:
-        tables = tomllib.loads(_decode(_read_bytes(path)))
-        list(leaves(tables))
+        tables = _parse(_decode(_read_bytes(path)))
+        count = sum(1 for _ in leaves(tables))
     except RecursionError:
         rule = f"tables and lists may be nested {MAX_DEPTH} deep"
         raise _bad_file(path, "is nested too deeply", rule) from None
@@ -108,7 +114,16 @@ def read_file(path: Path) -> dict[str, Any]:
         raise _bad_file(path, *_why_not_toml(str(error))) from None
     if not tables:
         raise _bad_file(path, "holds no settings", "a spec needs at least the tables [model] and [batch]")
+    if count > MAX_SETTINGS:
+        raise _bad_file(path, f"holds {count} settings", f"a spec has {MAX_SETTINGS} at most")
     return tables
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """The tables of a TOML text. Raises ValueError for no TOML, RecursionError for what is nested too deeply."""
+    if _DEEP_KEY.search(text):
+        raise RecursionError
+    return tomllib.loads(text)
 
 
 def from_environment(environ: Mapping[str, str]) -> tuple[list[Assignment], list[Mistake]]:
@@ -176,7 +191,7 @@ def parse_value(text: str) -> Any:
     Raises ValueError where it starts like a list, a table or a quoted text and is none.
     """
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = _parse(f"value = {text}")
         list(leaves(parsed))
     except (ValueError, RecursionError):
         if text.startswith(("[", "{", '"', "'")):

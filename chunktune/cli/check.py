@@ -13,7 +13,7 @@ import typer
 
 from chunktune.cli import ci, options
 from chunktune.cli.baseline import accepted, replaced
-from chunktune.cli.completion import complete_record
+from chunktune.cli.completion import complete_from, complete_record
 from chunktune.cli.conditions import conditions
 from chunktune.cli.outputs import STDOUT, Outputs, to_stdout, write
 from chunktune.errors import CheckFailedError, UsageError
@@ -48,6 +48,12 @@ def _condition(flag: str, metavar: str | None, text: str, **more: Any) -> Any:
     return typer.Option(flag, metavar=metavar, help=text, rich_help_panel=CONDITIONS, show_default=False, **more)
 
 
+def _allowable() -> tuple[str, ...]:
+    from chunktune.gate.differences import allowable_keys
+
+    return allowable_keys()
+
+
 def check(
     record: Annotated[
         Path,
@@ -73,6 +79,7 @@ def check(
             "KEY",
             "What may be another than the baseline's: torch, device, driver, cuda, nccl, spec, "
             "or a key or table of the spec such as pipeline.stages; repeatable.",
+            autocompletion=complete_from(_allowable),
         ),
     ] = None,
     update: Annotated[
@@ -120,7 +127,7 @@ def check(
         return _update(found, record, baseline, asked, outputs, github)
     gate = _gate(found, record, asked, None if baseline is None else (accepted(baseline, record), baseline))
     _deliver(gate, found, outputs)
-    ci.publish_gate(github, gate, found, _place(record), _say)
+    ci.publish_gate(github, gate, found, ci.place_of(record), _say)
     return _conclude(gate)
 
 
@@ -174,7 +181,7 @@ def _update(
     gate = _gate(found, record, conditions, None if before is None else (before, baseline))
     _say(to_text(gate, _width(sys.stderr)).rstrip("\n"))
     _write_files(gate, found, outputs)
-    ci.publish_gate(github, gate, found, _place(record), _say, holds=False)
+    ci.publish_gate(github, gate, found, ci.place_of(record), _say, holds=False)
     write_record(found, baseline)
     _say(f"Wrote {baseline}")
     return 0
@@ -228,13 +235,6 @@ def _conclude(gate: Gate) -> int:
     broken = "\n".join(f"  {plain(f'{finding.check}: {finding.words}')}" for finding in gate.failed)
     checks = gate.count("failed", "warning", "passed")
     raise CheckFailedError(f"{len(gate.failed)} of {checks} checks failed:\n{broken}")
-
-
-def _place(record: Path) -> str:
-    """Where the record lies, as an output of the step; "" for stdin."""
-    if str(record) == STDIN:
-        return ""
-    return str(record / RECORD_FILE if record.is_dir() else record)
 
 
 def _name(record: Path) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chunktune.reading import RECORD_FILE, STDIN
 from chunktune.results import Record
 
 if TYPE_CHECKING:
@@ -23,6 +24,13 @@ Say = Callable[[str], None]
 def on_github(wanted: bool | None) -> bool:
     """Whether to write for GitHub Actions: as asked by --github or --no-github, else where it runs this command."""
     return os.environ.get("GITHUB_ACTIONS") == "true" if wanted is None else wanted
+
+
+def place_of(record: Path) -> str:
+    """Where a record that was read lies, as an output of the step; "" for stdin."""
+    if str(record) == STDIN:
+        return ""
+    return str(record / RECORD_FILE if record.is_dir() else record)
 
 
 def publish_record(wanted: bool | None, record: Record, command: str, path: str, say: Say) -> None:

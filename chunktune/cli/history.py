@@ -50,8 +50,10 @@ def history(
 ) -> int:
     """Show records over time: M, its limit, throughput and peak, and the change since the record before.
 
-    Of a directory every record.json below it counts, and the journal of a sweep that has none yet. Changes are between
-    records of one spec, which the column of that name numbers; what differs in [device] and [sweep] alone is one spec.
+    Of a directory, every record.json below it, and the journal of a sweep that has none yet.
+
+    The column "spec" numbers the specs, device and sweep tables left out; changes are within one of them.
+
     What cannot be read is named on stderr and left out. FILE may be - for stdout.
     """
     files = {"--json": json_file, "--csv": csv_file, "--markdown": markdown_file}

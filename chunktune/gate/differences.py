@@ -25,6 +25,11 @@ _NOTED = ("python", "system")
 _FREE_TABLE = "hardware"  # what whatif estimates for; a sweep does not read it
 
 
+def allowable_keys() -> tuple[str, ...]:
+    """Every key that may be allowed to differ, but those of a model's own arguments."""
+    return (*MACHINE_KEYS, SPEC, *(key for key in _spec_keys() if key not in MACHINE_KEYS))
+
+
 def unknown_key(key: str) -> str | None:
     """None for a key that may be allowed to differ; for another the nearest one, or "" where none is near."""
     bare = key.removeprefix(f"{SPEC}.")
@@ -122,7 +127,8 @@ def _of_specs(record: Record, baseline: Record, allowed: tuple[str, ...]) -> lis
     findings = []
     for key, (expected, found) in values.items():
         if not _equal(expected, found):
-            outcome, words = _differing(expected, found, _is_allowed(key, allowed), key)
+            name = key if unknown_key(key) is None else SPEC
+            outcome, words = _differing(expected, found, _is_allowed(key, allowed), name)
             check = f"{SPEC}.{key}"
             findings.append(Finding(check=check, outcome=outcome, words=words, expected=expected, found=found))
     if findings:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -181,10 +180,7 @@ def trial_of(plan: Plan, chunks: int, ranks: Sequence[RankTrial], predicted: Pre
 
 
 def timeline_of(ranks: Sequence[Sequence[Operation]]) -> Timeline | None:
-    """One step from every rank's operations in order; None where these are none, or more than MOST_OPERATIONS.
-
-    torch's schedules take the chunks of a part in ascending order, so that the n-th operation of a kind is chunk n.
-    """
+    """One step from every rank's operations in order; None where these are none, or more than MOST_OPERATIONS."""
     if not all(ranks) or sum(map(len, ranks)) > MOST_OPERATIONS:
         return None
     origin_s = min(operations[0].start_s for operations in ranks)
@@ -192,16 +188,11 @@ def timeline_of(ranks: Sequence[Sequence[Operation]]) -> Timeline | None:
 
 
 def _rank_timeline(rank: int, operations: Sequence[Operation], origin_s: float) -> RankTimeline:
-    seen: Counter[tuple[str, int]] = Counter()
-    chunks = []
-    for one in operations:
-        chunks.append(-1 if one.kind == "optimizer" else seen[one.kind, one.part])
-        seen[one.kind, one.part] += 1
     return RankTimeline(
         rank=rank,
         kinds=tuple(_KINDS[one.kind] for one in operations),
         parts=tuple(one.part for one in operations),
-        chunks=tuple(chunks),
+        chunks=tuple(one.chunk for one in operations),
         start_s=tuple(one.start_s - origin_s for one in operations),
         end_s=tuple(one.start_s - origin_s + one.seconds for one in operations),
     )

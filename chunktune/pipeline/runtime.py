@@ -272,13 +272,14 @@ class BoundaryReader:
 class Operation:
     """One timed operation of a step. `kind`: forward, backward, input, weight, loss or optimizer.
 
-    `start_s`: seconds from the origin that the log was taken with, 0 without one.
+    `start_s`: seconds from the origin that the log was taken with, 0 without one. `chunk`: -1 for the optimizer.
     """
 
     kind: str
     part: int
     seconds: float
     start_s: float = 0.0
+    chunk: int = -1
 
 
 class Clock(Protocol):
@@ -296,14 +297,19 @@ class OperationLog:
     """Times operations by marks that cost next to nothing, and adds them up when asked."""
 
     clock: Clock
-    _open: list[tuple[str, int, Mark, Mark]] = field(default_factory=list)
+    _open: list[tuple[str, int, int, Mark, Mark]] = field(default_factory=list)
 
-    def timed(self, kind: str, part: int, run: Callable[[], Any]) -> Any:
+    def timed(self, kind: str, part: int, run: Callable[[], Any], chunk: int = -1) -> Any:
         """Run, and remember how long it took."""
         start = self.clock.mark()
         result = run()
-        self._open.append((kind, part, start, self.clock.mark()))
+        self._open.append((kind, part, chunk, start, self.clock.mark()))
         return result
+
+    @property
+    def last_chunk(self) -> int:
+        """The chunk of the latest operation, -1 where there is none since the last `take`."""
+        return self._open[-1][2] if self._open else -1
 
     def take(self, origin: Mark = None) -> list[Operation]:
         """Every operation since the last call, in order, started so long after `origin`; the device is synchronised."""
@@ -313,8 +319,9 @@ class OperationLog:
                 part,
                 self.clock.elapsed_s(start, end),
                 0.0 if origin is None else self.clock.elapsed_s(origin, start),
+                chunk,
             )
-            for kind, part, start, end in self._open
+            for kind, part, chunk, start, end in self._open
         ]
         self._open.clear()
         return done
@@ -327,10 +334,12 @@ class TimedStage(PipelineStage):
     boundary: Boundary
     _output_checked = False
 
-    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Forward of one chunk, timed."""
         run = super().forward_one_chunk
-        output = self.operations.timed("forward", self.stage_index, lambda: run(*args, **kwargs))
+        output = self.operations.timed(
+            "forward", self.stage_index, lambda: run(fwd_chunk_id, *args, **kwargs), fwd_chunk_id
+        )
         if not self._output_checked:
             self._check_output(output)
         return output
@@ -354,16 +363,19 @@ class TimedStage(PipelineStage):
             "backward" if full_backward else "input",
             self.stage_index,
             lambda: run(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward),
+            bwd_chunk_id,
         )
 
     def _get_init_p2p_neighbors_ops(self) -> Any:
         # torch 2.11 lets a rank greet itself where it holds neighbouring parts; gloo has no such connection.
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
-    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Weight gradient of one chunk, timed."""
         run = super().backward_weight_one_chunk
-        return self.operations.timed("weight", self.stage_index, lambda: run(*args, **kwargs))
+        return self.operations.timed(
+            "weight", self.stage_index, lambda: run(bwd_chunk_id, *args, **kwargs), bwd_chunk_id
+        )
 
 
 class _RehearsedStage(TimedStage):
@@ -499,8 +511,9 @@ class PipelineStep:
 
     def _chunk_loss(self, plan: StepPlan) -> Callable[..., torch.Tensor]:
         def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            # torch calls it right after the forward of the same chunk, and does not say which that was.
             return self.operations.timed(  # type: ignore[no-any-return]
-                "loss", plan.parts - 1, lambda: plan.loss(output, target) / plan.chunks
+                "loss", plan.parts - 1, lambda: plan.loss(output, target) / plan.chunks, self.operations.last_chunk
             )
 
         return loss

@@ -67,10 +67,10 @@ def test_the_help_groups_its_options() -> None:
 
 
 FLAGS = """
---budget --chunks --criterion --csv --debug --device --dry-run --force --github --headroom --help --html --json
---markdown --memory --micro-batch --mini-batch --no-github --optimizer --output-dir --partition --patience --precision
---print --progress --quick --quiet --recompute --rehearse --resume --schedule --set --share --stages --strict --tolerance
---virtual-stages
+--budget --chunks --criterion --csv --debug --device --dry-run --force --github --headroom --help --html
+--json --markdown --memory --micro-batch --mini-batch --no-github --optimizer --output-dir --partition
+--patience --precision --print --progress --quick --quiet --recompute --rehearse --resume --schedule --set
+--share --stages --strict --tolerance --virtual-stages
 """
 
 

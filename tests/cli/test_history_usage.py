@@ -196,3 +196,4 @@ def test_the_help_has_examples() -> None:
     text = run("-m", "chunktune", "history", "--help", COLUMNS="200").stdout
     assert "─ Output" in text
     assert "chunktune history runs --csv history.csv" in text
+    assert "device and sweep tables left out" in text, "nothing is taken for markup"

@@ -224,7 +224,7 @@ def test_a_grid_has_no_page(tmp_path: Path, capsys: Capture) -> None:
     [
         ([], "Missing argument 'RECORD...'"),
         (["nothing.json"], "nothing.json: there is no such file"),
-        ([str(DATA)], "holds no record.json and no journal.jsonl"),
+        ([str(DATA.parent / "unit")], "holds no record.json and no journal.jsonl"),
         ([str(GOLDEN), "--print", "limit"], "--print limit is unknown"),
         ([str(GOLDEN), "--chunks", "4"], "--chunks 4 is the M of --trace, which is not given"),
         ([str(GOLDEN), "--json", "-", "--html", "-"], "would share stdout"),

@@ -112,13 +112,7 @@ def test_it_comes_back_from_the_disk_and_is_what_is_shown(tmp_path: Path) -> Non
     assert '"source": "measured"' in to_trace(again)
 
 
-_MISNUMBERED = pytest.mark.xfail(strict=True, reason="live.timeline_of counts the chunks of a kind in ascending order")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=_MISNUMBERED if name in ("looped-bfs", "dualpipe-v") else ()) for name in SCHEDULES],
-)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_the_time_line_names_the_chunks_of_every_schedule(name: str) -> None:
     """Every rank rehearsed alone: looped-bfs takes the backwards in falling order, dualpipe-v mixes whole and split."""
     virtual = SCHEDULES[name].default_virtual_stages

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chunktune.gate import Conditions, Finding, baseline_refusals, check
-from chunktune.gate.differences import unknown_key
+from chunktune.gate.differences import allowable_keys, unknown_key
 from chunktune.results import Comparison, Record, Trial
 
 DEFAULTS = Conditions()
@@ -351,6 +351,13 @@ def test_a_key_that_an_older_chunktune_did_not_have_counts_with_its_default() ->
 def test_values_are_equal_as_json_has_it(one: object, other: object, equal: bool) -> None:
     findings = check(with_spec("model", extra=one), DEFAULTS, with_spec("model", extra=other))
     assert ("spec" in outcomes(findings)) is equal
+
+
+def test_what_is_suggested_is_taken() -> None:
+    for key in allowable_keys():
+        assert unknown_key(key) is None
+    findings = check(with_spec("model", extra=1), DEFAULTS, with_spec("model", extra=2))
+    assert found(findings)["spec.model.extra"].words.endswith("--allow-different spec lets it pass")
 
 
 def test_a_spec_that_is_nested_without_end_is_compared_all_the_same() -> None:
