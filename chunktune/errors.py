@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
 MOST_SHOWN = 50
 """Mistakes in one message; a spec that has more is not one."""
 

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from chunktune import kinds
 from chunktune.datasheets import DATASHEETS
-from chunktune.kinds import MAX_COUNT, MAX_NAME, MAX_NUMBER, MAX_PARTS, MAX_SEED
+from chunktune.kinds import MAX_COUNT, MAX_NAME, MAX_NUMBER, MAX_PARTS, MAX_SEED, MAX_WIDTH
 from chunktune.units import UnitError, parse_bytes, parse_duration, parse_share, shown
 
 FAULT = "chunktune"
@@ -298,6 +298,8 @@ Parts = Annotated[int, BeforeValidator(whole(1, MAX_PARTS)), WithJsonSchema(kind
 PartsOrNull = Annotated[
     int | None, BeforeValidator(unless("auto", None, whole(1, MAX_PARTS))), WithJsonSchema(kinds.PARTS_OR_AUTO)
 ]
+Width = Annotated[int, BeforeValidator(whole(1, MAX_WIDTH)), WithJsonSchema(kinds.WIDTH)]
+WidthOrAbsent = Annotated[int | None, BeforeValidator(optional(whole(1, MAX_WIDTH))), WithJsonSchema(kinds.WIDTH)]
 CountOrAbsent = Annotated[int | None, BeforeValidator(optional(whole(1))), WithJsonSchema(kinds.COUNT)]
 CountFromZero = Annotated[int, BeforeValidator(whole(0)), WithJsonSchema(kinds.COUNT_FROM_ZERO)]
 Seed = Annotated[int, BeforeValidator(whole(0, MAX_SEED)), WithJsonSchema(kinds.SEED)]

@@ -16,6 +16,8 @@ Schema = dict[str, Any]
 MAX_COUNT = 2**31 - 1
 MAX_PARTS = 4096
 """Layers, stages: more is a slip of the pen, and would take minutes before anything says so."""
+MAX_WIDTH = 2**24
+"""Features, words, tokens of a built-in model: one sample is made for real, and more would not fit any memory."""
 MAX_SEED = 2**63 - 1
 MAX_NAME = 60
 MAX_NUMBER = 1e300
@@ -45,6 +47,7 @@ def several(item: Schema, least: int = 0) -> Schema:
 
 AUTO: Schema = {"const": "auto"}
 COUNT = whole(1)
+WIDTH = whole(1, MAX_WIDTH)
 COUNT_FROM_ZERO = whole(0)
 PARTS = whole(1, MAX_PARTS)
 PARTS_OR_AUTO = either(AUTO, PARTS)

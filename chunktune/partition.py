@@ -7,6 +7,7 @@ its weight is what is minimised, exactly; among the cuts that reach that minimum
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -94,29 +95,38 @@ def optimal(weights: Sequence[float], parts: int) -> tuple[int, ...]:
 
 
 def smallest_largest(weights: Sequence[float], parts: int) -> float:
-    """The least that the largest of `parts` contiguous parts can weigh.
+    """The least that the largest of `parts` contiguous parts can weigh; there are as many layers or more.
 
-    With best(p, j) = min over i of max(best(p-1, i), weight of layers i..j): the first grows with i and the
-    second falls, so the minimum lies where they cross, found by bisection: O(parts L log L).
+    The limit is bisected, and each part filled as far as it goes: a limit that can be kept leads at once to the
+    largest part which that makes, so that the answer is exact. O(parts log L) a try.
     """
     prefix = [0.0, *accumulate(map(float, weights))]
-    best = list(prefix)
-    for part in range(2, parts + 1):
-        best = [math.inf] * part + [_at_crossing(best, prefix, part - 1, j) for j in range(part, len(prefix))]
-    return best[-1]
-
-
-def _at_crossing(best: Sequence[float], prefix: Sequence[float], low: int, end: int) -> float:
-    """min over i in [low, end) of max(best[i], prefix[end] - prefix[i])."""
-    first, high = low, end - 1
-    while low < high:
-        middle = (low + high) // 2
-        if best[middle] >= prefix[end] - prefix[middle]:
-            high = middle
+    low, high = 0.0, prefix[-1]
+    while low < (middle := low + (high - low) / 2) < high:
+        largest = _largest_filled(prefix, parts, middle)
+        if largest is None:
+            low = middle
         else:
-            low = middle + 1
-    around = (i for i in (low - 1, low) if i >= first)
-    return min(max(best[i], prefix[end] - prefix[i]) for i in around)
+            high = largest
+    return high
+
+
+def _largest_filled(prefix: Sequence[float], parts: int, limit: float) -> float | None:
+    """The largest of so many parts or fewer, none above `limit` and each as full as it allows; None if they do not do.
+
+    Cutting one of fewer parts in two makes no part larger.
+    """
+    start, largest = 0, 0.0
+    for _ in range(parts):
+        begun = prefix[start]
+        end = bisect_right(prefix, limit, start, key=lambda reached, begun=begun: reached - begun) - 1
+        if end == start:
+            return None
+        largest = max(largest, prefix[end] - begun)
+        if end == len(prefix) - 1:
+            return largest
+        start = end
+    return None
 
 
 def _most_even(prefix: Sequence[float], parts: int, limit: float) -> tuple[int, ...]:

@@ -26,9 +26,7 @@ SET = "--set"
 
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 # tomllib takes a dotted key apart in quadratic time. What begins within a word is not looked at once more.
-_DEEP_KEY = re.compile(
-    rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MAX_DEPTH}}}""", re.ASCII
-)
+_DEEP_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MAX_DEPTH}}}""", re.ASCII)
 
 
 @dataclass(frozen=True)

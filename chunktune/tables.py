@@ -30,6 +30,8 @@ from chunktune.fields import (
     Share,
     Size,
     SizeOrAbsent,
+    Width,
+    WidthOrAbsent,
     choice,
     read_arguments,
     read_chunks,
@@ -69,10 +71,10 @@ class TransformerModel(Frozen):
 
     family: Literal["transformer"]
     layers: Parts
-    hidden: Count
-    heads: Count
-    vocab: Count
-    sequence: Count
+    hidden: Width
+    heads: Width
+    vocab: Width
+    sequence: Width
 
 
 class MlpModel(Frozen):
@@ -80,9 +82,9 @@ class MlpModel(Frozen):
 
     family: Literal["mlp"]
     layers: Parts
-    hidden: Count
-    features: CountOrAbsent = None
-    classes: CountOrAbsent = None
+    hidden: Width
+    features: WidthOrAbsent = None
+    classes: WidthOrAbsent = None
 
 
 class SleepModel(Frozen):
@@ -97,7 +99,7 @@ class SleepModel(Frozen):
     seconds_per_sample: Number
     bytes_per_sample: Size = 0
     slowdown: Numbers = ()
-    width: Count = 256
+    width: Width = 256
 
 
 class CostsModel(Frozen):

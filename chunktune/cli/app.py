@@ -44,6 +44,7 @@ from chunktune.units import shorten
 
 INTERNAL_ERROR = 1
 USAGE_ERROR = 2
+_INTERRUPTED = 130
 _RANK_0_SPEAKS_S = 5.0
 
 # The base of everything that typer raises about a command line; it has no public name of its own.
@@ -95,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = get_command(app)(args=given, prog_name="chunktune", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
         return report(error, debug="--debug" in given)
+    if code == _INTERRUPTED:
+        print("error: interrupted", file=sys.stderr)  # typer makes an exit code of Ctrl-C, and says nothing
     return code if isinstance(code, int) else 0
 
 

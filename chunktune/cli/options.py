@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from chunktune.cli.completion import Complete, complete_from, complete_setting, complete_values
 from chunktune.errors import UsageError
+from chunktune.units import shorten
 
 SETTINGS = "Settings (over the spec and the environment)"
 OUTPUT = "Output"
@@ -52,6 +54,13 @@ def choice(flag: str, metavar: str, text: str, key: str) -> Any:
 def output(flag: str, metavar: str | None, text: str) -> Any:
     """An option that says where the answer goes."""
     return typer.Option(flag, metavar=metavar, help=text, rich_help_panel=OUTPUT, show_default=False)
+
+
+def a_directory(flag: str, text: str) -> Any:
+    """An option that names a directory; an empty one is refused, since it would be the present one."""
+    return typer.Option(
+        flag, metavar="DIR", help=text, rich_help_panel=OUTPUT, show_default=False, parser=_read_directory
+    )
 
 
 def running(flag: str, text: str) -> Any:
@@ -113,7 +122,13 @@ Debug = Annotated[bool, running("--debug", "Show tracebacks.")]
 def check_printed(printed: str | None) -> None:
     """Raises UsageError where --print is given anything but what it prints."""
     if printed not in (None, "chunks"):
-        raise UsageError(f"--print {printed} is unknown; it prints one thing, --print chunks")
+        raise UsageError(f"--print {shorten(printed) or '(empty)'} is unknown; it prints one thing, --print chunks")
+
+
+def _read_directory(text: str) -> Path:
+    if not text:
+        raise typer.BadParameter("is empty; it takes a directory, . for the present one")
+    return Path(text)
 
 
 def overrides(parameters: Mapping[str, Any], keys: Mapping[str, str] = OVERRIDES) -> dict[str, tuple[str, Any]]:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from chunktune.errors import EnvironmentFailedError, UsageError
 from chunktune.results import Record
+from chunktune.units import shorten
 
 STDOUT = "-"
+_LONGEST_NAME = 200
 OUTPUT_FILES = ("journal.jsonl", "record.json")
 
 
@@ -41,7 +43,7 @@ class Outputs:
         paths: dict[Path, str] = {}
         for flag, path in self.files.items():
             if path != STDOUT:
-                _check_file(flag, Path(path))
+                _check_file(flag, path)
                 if other := paths.get(Path(path).absolute()):
                     raise UsageError(f"{other} and {flag} both write to {path}; each needs a file of its own")
                 paths[Path(path).absolute()] = flag
@@ -103,17 +105,18 @@ def settle_directory(option: Path | None, name: str, *, force: bool, now: dateti
     What it holds is left alone: the launcher clears it when nothing else can go wrong. Raises UsageError where
     it holds a sweep and `force` is not given, EnvironmentFailedError where it cannot be written.
     """
-    directory = option if option is not None else _fresh(Path("runs") / f"{name}-{now:%Y%m%d-%H%M%S}")
-    held = [file for file in OUTPUT_FILES if (directory / file).exists()]
-    if held and not force:
-        rule = "a sweep needs a directory of its own; give another --output-dir, or --force to overwrite"
-        raise UsageError(f"{directory} already holds {' and '.join(held)}; {rule}")
-    if directory.exists() and not directory.is_dir():
-        raise UsageError(f"{directory} is no directory; --output-dir takes a directory, made where missing")
     try:
+        directory = option if option is not None else _fresh(Path("runs") / f"{name}-{now:%Y%m%d-%H%M%S}")
+        held = [file for file in OUTPUT_FILES if (directory / file).exists()]
+        if held and not force:
+            rule = "a sweep needs a directory of its own; give another --output-dir, or --force to overwrite"
+            raise UsageError(f"{directory} already holds {' and '.join(held)}; {rule}")
+        if directory.exists() and not directory.is_dir():
+            raise UsageError(f"{directory} is no directory; --output-dir takes a directory, made where missing")
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        fact = f"{directory} cannot be used for output: {error.strerror or error}"
+        where = shorten(str(option or "runs"), _LONGEST_NAME)
+        fact = f"{where} cannot be used for output: {error.strerror or error}"
         raise EnvironmentFailedError(f"{fact}; give a writable --output-dir") from error
     if not os.access(directory, os.W_OK | os.X_OK):
         raise EnvironmentFailedError(f"{directory} is not writable; give a writable --output-dir")
@@ -129,13 +132,20 @@ def _fresh(path: Path) -> Path:
     return candidate
 
 
-def _check_file(flag: str, path: Path) -> None:
-    if path.is_dir():
-        raise UsageError(f"{flag} {path} is a directory; it takes a file, or - for stdout")
-    if not path.parent.is_dir():
-        raise UsageError(f"{flag} {path} cannot be written: there is no directory {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"{flag} {path} cannot be written: permission denied")
+def _check_file(flag: str, text: str) -> None:
+    if not text:
+        raise UsageError(f"{flag} is empty; it takes a file, or - for stdout")
+    path, name = Path(text), shorten(text, _LONGEST_NAME)
+    try:
+        if path.is_dir():
+            raise UsageError(f"{flag} {name} is a directory; it takes a file, or - for stdout")
+        if not path.parent.is_dir():
+            folder = shorten(str(path.parent), _LONGEST_NAME)
+            raise UsageError(f"{flag} {name} cannot be written: there is no directory {folder}")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise UsageError(f"{flag} {name} cannot be written: permission denied")
+    except OSError as error:
+        raise UsageError(f"{flag} {name} cannot be written: {error.strerror or error}; give another file") from error
 
 
 def _render(flag: str, record: Record) -> str:

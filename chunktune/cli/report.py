@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from chunktune.cli import options
+from chunktune.cli import ci, options
 from chunktune.cli.completion import complete_record
 from chunktune.cli.outputs import STDOUT, Outputs, deliver, to_stdout, write
 from chunktune.cli.sweep import failure
@@ -56,6 +56,7 @@ def report(
         int | None, options.output("--chunks", "M", "The M of the trace; the chosen one if not given.")
     ] = None,
     printed: options.Printed = None,
+    github: options.Github = None,
     debug: options.Debug = False,
 ) -> int:
     """Render a record: the table and the verdict as `sweep` prints them, and bars of throughput and memory.
@@ -72,6 +73,7 @@ def report(
         _deliver_several(found, record_names(records), outputs)
         return 0
     _deliver_one(found[0], outputs, chunks)
+    ci.publish_record(github, found[0], "report", ci.place_of(records[0]), _say)
     return 0
 
 

@@ -6,12 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chunktune.errors import UsageError
-from chunktune.request import SweepRequest
 from chunktune.results import Record
-from chunktune.spec import Resolved, resolve, tables_of_record
+
+if TYPE_CHECKING:
+    from chunktune.request import SweepRequest
+    from chunktune.spec import Resolved
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Unfinished:
 
         start = start_of(self.events) or {}
         path = Path(start.get("spec_dir") or Path.cwd()) / f"{start.get('name') or 'sweep'}.toml"
+        from chunktune.spec import resolve, tables_of_record
+
         tables = tables_of_record(assemble(self.events))
         return resolve(tables, path, source="record", environ=os.environ, sets=sets, flags=flags)
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,9 +25,12 @@ from chunktune.errors import (
     InfeasibleError,
     UsageError,
 )
-from chunktune.request import SweepRequest
+from chunktune.report import plain
 from chunktune.results import Record, Trial, Verdict
-from chunktune.spec import Resolved, load
+
+if TYPE_CHECKING:
+    from chunktune.request import SweepRequest
+    from chunktune.spec import Resolved
 
 
 def sweep(
@@ -59,11 +62,12 @@ def sweep(
     patience: options.Patience = None,
     budget: Annotated[str | None, options.setting("--budget", "TIME", "For all trials: 90s, 10m, 1.5h.")] = None,
     output_dir: Annotated[
-        Path | None, options.output("--output-dir", "DIR", "For journal and record; runs/<spec>-<time> if not given.")
+        Path | None,
+        options.a_directory("--output-dir", "For journal and record; runs/<spec>-<time> if not given."),
     ] = None,
     force: Annotated[bool, options.output("--force", None, "Overwrite a sweep in the output directory.")] = False,
     resume: Annotated[
-        Path | None, options.output("--resume", "DIR", "Go on with the sweep in this output directory.")
+        Path | None, options.a_directory("--resume", "Go on with the sweep in this output directory.")
     ] = None,
     json_file: options.JsonFile = None,
     csv_file: options.CsvFile = None,
@@ -129,6 +133,8 @@ def _resolved(
 ) -> Resolved:
     """The spec: the file's, or that of the sweep to go on with. Raises SpecError, and UsageError without either."""
     if spec is not None:
+        from chunktune.spec import load
+
         return load(spec, environ=os.environ, sets=sets, flags=flags)
     if kept is None:
         raise UsageError("neither SPEC nor --resume DIR is given; a sweep needs a spec, or a sweep to go on with")
@@ -235,7 +241,7 @@ def failure(record: Record, *, strict: bool) -> ChunktuneError | None:
     if verdict.chunks is None:
         return _nothing_chosen(record, verdict)
     if strict and verdict.confidence == "unclear":
-        reasons = "; ".join(verdict.confidence_reasons) or "no reason was recorded"
+        reasons = plain("; ".join(verdict.confidence_reasons)) or "no reason was recorded"
         return InconclusiveError(f"M = {verdict.chunks} is unclear under --strict: {reasons}")
     return None
 
@@ -251,7 +257,7 @@ def _nothing_chosen(record: Record, verdict: Verdict) -> ChunktuneError:
 
 
 def _why(trial: Trial) -> str:
-    return f"M = {trial.chunks}: {trial.state}" + (f": {trial.reason}" if trial.reason else "")
+    return plain(f"M = {trial.chunks}: {trial.state}" + (f": {trial.reason}" if trial.reason else ""))
 
 
 def _directory(option: Path | None, name: str, *, force: bool) -> str:
@@ -265,6 +271,8 @@ def _request(
     resolved: Resolved, *, quick: bool, output_dir: str, force: bool = False, rehearse: bool = False
 ) -> SweepRequest:
     spec_dir = str(resolved.path.absolute().parent)
+    from chunktune.request import SweepRequest
+
     return SweepRequest(resolved.spec, resolved.sources, resolved.name, spec_dir, quick, output_dir, force, rehearse)
 
 

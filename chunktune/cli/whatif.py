@@ -21,10 +21,10 @@ from chunktune.cli.progress import How, decide
 from chunktune.cli.sweep import failure
 from chunktune.errors import InconclusiveError, InfeasibleError, UsageError
 from chunktune.results import Record
-from chunktune.spec import Resolved, Spec, resolve, tables_of_record
 
 if TYPE_CHECKING:
     from chunktune.costs import CostSource
+    from chunktune.spec import Resolved, Spec
     from chunktune.whatif import Engine
     from chunktune.whatif.grid import Grid
 
@@ -159,6 +159,8 @@ class Question:
 
     def load(self, varied: Mapping[str, Any] | None = None) -> Resolved:
         """The spec, with some keys varied. Raises SpecError."""
+        from chunktune.spec import resolve
+
         return resolve(
             self.tables,
             self.path,
@@ -192,6 +194,8 @@ def _question(
     if spec is not None:
         return Question(read_file(spec), spec, "file", sets, flags, record)
     assert record is not None and record_file is not None
+    from chunktune.spec import tables_of_record
+
     return Question(tables_of_record(record), record_file, "record", sets, flags, record)
 
 

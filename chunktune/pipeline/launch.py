@@ -486,20 +486,25 @@ def followed(journal: Path, on_event: OnEvent) -> Iterator[None]:
 
 
 def _follow(journal: Path, on_event: OnEvent, stop: threading.Event) -> None:
-    rest = b""
+    """Once open it stays open: what is written before the file vanishes is read all the same."""
     position = 0
-    while True:
-        last_time = stop.is_set()
-        with contextlib.suppress(OSError), journal.open("rb") as file:
-            file.seek(position)
-            rest += file.read()
-            position = file.tell()
-        *lines, rest = rest.split(b"\n")
-        for line in lines:
-            on_event(_parsed(line))
-        if last_time:
-            return
-        time.sleep(0.1)
+    with contextlib.ExitStack() as opened:
+        file = None
+        while True:
+            last_time = stop.is_set()
+            if file is None:
+                with contextlib.suppress(OSError):
+                    file = opened.enter_context(journal.open("rb", buffering=0))
+            if file is not None:
+                file.seek(position)
+                data = file.read()
+                whole = data[: data.rfind(b"\n") + 1]  # a torn line may be cut off and written anew
+                position += len(whole)
+                for line in whole.splitlines():
+                    on_event(_parsed(line))
+            if last_time:
+                return
+            time.sleep(0.1)
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 import time
@@ -268,10 +269,19 @@ def _environment(facts: list[dict[str, Any]]) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "nccl": ".".join(map(str, nccl)) if nccl else None,
+        "driver": _driver(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
         "devices": facts,
     }
+
+
+def _driver() -> str | None:
+    """Version of NVIDIA's kernel driver as it says itself; null where there is none."""
+    with contextlib.suppress(OSError):
+        words = Path("/proc/driver/nvidia/version").read_text().split()
+        return next((word for word in words if word[:1].isdigit() and "." in word), None)
+    return None
 
 
 def _shared(request: SweepRequest) -> list[str]:

@@ -229,7 +229,8 @@ def why_not(trial: Trial) -> str:
             if trial.shortage.where == "prediction"
             else f"{word}: {_shortage(trial.shortage)}"
         )
-    where = "" if trial.rank is None else f" on rank {trial.rank}"
+    named = (trial.reason or "").startswith(f"rank {trial.rank}: ")
+    where = "" if trial.rank is None or named else f" on rank {trial.rank}"
     return plain(f"{word}{where}: {trial.reason}" if trial.reason else f"{word}{where}")
 
 

@@ -18,6 +18,8 @@ def progress_line(event: Mapping[str, Any]) -> str | None:
 
     Raises pydantic.ValidationError or KeyError for an event that is not as `record.py` says.
     """
+    if event["event"] == "rounds" and not event["rounds"]:
+        return None  # the budget ended in the first of them
     line = _PROGRESS.get(event["event"])
     return None if line is None else plain(line(event))
 
