@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 
 from chunktune.errors import UsageError
@@ -118,15 +119,19 @@ def _largest_filled(prefix: Sequence[float], parts: int, limit: float) -> float 
     """
     start, largest = 0, 0.0
     for _ in range(parts):
-        begun = prefix[start]
-        end = bisect_right(prefix, limit, start, key=lambda reached, begun=begun: reached - begun) - 1
+        weighs = partial(_weight, prefix[start])
+        end = bisect_right(prefix, limit, start, key=weighs) - 1
         if end == start:
             return None
-        largest = max(largest, prefix[end] - begun)
+        largest = max(largest, weighs(prefix[end]))
         if end == len(prefix) - 1:
             return largest
         start = end
     return None
+
+
+def _weight(begun: float, reached: float) -> float:
+    return reached - begun
 
 
 def _most_even(prefix: Sequence[float], parts: int, limit: float) -> tuple[int, ...]:

@@ -42,11 +42,11 @@ def load_record(path: Path) -> Record:
     wrote it, or it holds a number that none can hold.
     """
     if str(path) == STDIN:
-        return _checked(parse_record(_read_stdin(), "stdin"), "stdin")
+        return checked(parse_record(_read_stdin(), "stdin"), "stdin")
     file = _file_of(path)
     data = _read_file(file)
     record = _assembled(file) if file.name == JOURNAL_FILE else parse_record(data, str(file))
-    return _checked(record, str(file))
+    return checked(record, str(file))
 
 
 def load_records(paths: Sequence[Path]) -> list[Record]:
@@ -93,10 +93,11 @@ def _read_file(path: Path) -> bytes:
         raise UsageError(f"{path}: there is no such file; {_RULE}") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise _unreadable(path, error) from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise UsageError(f"{path}: is not a regular file; {_RULE}; for a pipe give - and redirect stdin")
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise UsageError(f"{path}: is not a regular file; {_RULE}; for a pipe give - and redirect stdin")
         if found.st_size > MAX_BYTES:
             raise _too_large(str(path), format_bytes(found.st_size))
         return _limited(file, str(path))
@@ -139,7 +140,7 @@ def _unreadable(where: object, error: Exception) -> UsageError:
 # --- what it holds
 
 
-def _checked(record: Record, where: str) -> Record:
+def checked(record: Record, where: str) -> Record:
     """The record. Raises UsageError for a negative duration, size, count or rate, or one above MOST."""
     for place, value, names in _parts(record):
         for name in names:
@@ -172,7 +173,12 @@ def _parts(record: Record) -> Iterator[tuple[str, Frozen, Sequence[str]]]:
 
 def _foretold(trial: Trial) -> tuple[float, ...]:
     foretold = trial.predicted
-    return () if foretold is None else (*foretold.peak_bytes, *([] if foretold.step_s is None else [foretold.step_s]))
+    if foretold is None:
+        return ()
+    of_parts = [(part.forward_s, part.backward_s, part.input_s, part.weight_s) for part in foretold.parts]
+    seconds = [foretold.step_s, foretold.rehearsed_overhead_s, *(each for part in of_parts for each in part)]
+    known = [each for each in seconds if each is not None]
+    return (*foretold.peak_bytes, *known, *foretold.update_s, *foretold.boundary_bytes)
 
 
 def _impossible(where: str, place: str, number: float) -> UsageError:

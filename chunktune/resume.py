@@ -16,8 +16,10 @@ from pydantic import ValidationError
 
 import chunktune
 from chunktune.errors import EnvironmentFailedError, UsageError
-from chunktune.record import Event, Journal, asked, assemble, end_of, last_elapsed_s, read_events
+from chunktune.reading import checked
+from chunktune.record import Event, Journal, asked, assemble, end_of, last_elapsed_s, read_events, validated
 from chunktune.request import SweepRequest
+from chunktune.results import Round, Trial
 from chunktune.spec import Spec
 from chunktune.units import shorten
 
@@ -35,19 +37,64 @@ def journal_of(directory: Path) -> list[Event]:
     where it was written by a newer chunktune, is damaged before its last line, or amounts to no record.
     """
     path = directory / "journal.jsonl"
-    if not path.is_file():
+    if not _is_file(path):
         raise UsageError(f"{directory}: holds no journal.jsonl; --resume takes the output directory of a sweep")
     try:
         events = read_events(path)
         start = start_of(events)
         if start is None:
             raise UsageError(f"{path}: holds no whole start event, so nothing was measured; start anew with --force")
-        assemble(events)
-        Spec.model_validate(start["spec"])
+        checked(assemble(events), str(path))
+        _check_pipeline(Spec.model_validate(start["spec"]))
+        _check_devices(start)
+        for event in events:
+            _check_answer(event)
     except (EnvironmentFailedError, ValidationError) as error:
         why = f"{path}: the spec in it is damaged" if isinstance(error, ValidationError) else str(error)
         raise UsageError(f"{why}; nothing of it was changed") from error
     return events
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
+
+
+def _check_pipeline(spec: Spec) -> None:
+    if spec.pipeline.stages is None or spec.pipeline.virtual_stages is None:
+        raise EnvironmentFailedError("the journal is damaged: its spec does not say K and V, as a sweep's does")
+
+
+def _check_devices(start: Event) -> None:
+    devices = start["environment"].get("devices") or []
+    if not isinstance(devices, list) or not all(isinstance(device, dict) for device in devices):
+        raise EnvironmentFailedError("the journal is damaged: its devices are no list of tables")
+
+
+def _check_answer(event: Event) -> None:
+    """Raises EnvironmentFailedError for an answer that the search could not be told."""
+    kind, values = event["event"], event.get("values")
+    if kind in ("begin", "rounds", "lost") and not (isinstance(values, list) and values and all(map(_is_m, values))):
+        raise EnvironmentFailedError(f'the journal is damaged: the values of a "{kind}" event are no values of M')
+    if kind in ("trial", "confirm"):
+        validated(Trial, event["trial"], "the journal's trial")
+    if kind == "rounds":
+        rounds = event["rounds"] if isinstance(event["rounds"], list) else [event["rounds"]]
+        for data in rounds:
+            _check_round(validated(Round, data, "the journal's rounds"), values)
+
+
+def _check_round(measured: Round, values: Any) -> None:
+    blocks = measured.blocks
+    sound = all(block.step_s > 0 and block.mini_batch > 0 and max(block.busy_s, default=0) > 0 for block in blocks)
+    if not sound or {block.chunks for block in blocks} != set(values):
+        raise EnvironmentFailedError("the journal is damaged: its rounds are not of the values that they name")
+
+
+def _is_m(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def start_of(events: Iterable[Event]) -> Event | None:

@@ -55,6 +55,11 @@ def shorten(text: str, limit: int = 60) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
 
 
+def printable(text: str) -> str:
+    """`text` with its line breaks kept and all other control characters escaped."""
+    return "\n".join(shorten(line, len(line) + 1) for line in text.split("\n"))
+
+
 def shown(value: object) -> str:
     """`value` as it would stand in a TOML file, shortened; a table is only named."""
     if isinstance(value, bool):

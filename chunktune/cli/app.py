@@ -32,6 +32,7 @@ from chunktune.cli.history import EXAMPLES as HISTORY_EXAMPLES
 from chunktune.cli.history import history
 from chunktune.cli.init import EXAMPLES as INIT_EXAMPLES
 from chunktune.cli.init import init
+from chunktune.cli.outputs import tell
 from chunktune.cli.report import EXAMPLES as REPORT_EXAMPLES
 from chunktune.cli.report import report as report_command
 from chunktune.cli.schema import EXAMPLES as SCHEMA_EXAMPLES
@@ -110,7 +111,7 @@ def report(error: BaseException, *, debug: bool) -> int:
         # Every rank of the user's torchrun found the same; rank 0 says it, unless the agent ends it before.
         time.sleep(_RANK_0_SPEAKS_S)
         return code
-    print(_printable(message), file=sys.stderr)
+    tell(message)
     return code
 
 
@@ -139,8 +140,3 @@ def _usage(error: Exception) -> str:
     wording = getattr(error, "format_message", error.__str__)()
     command = getattr(getattr(error, "ctx", None), "command_path", "chunktune")
     return f"{wording}\nrun '{command} --help' for its options"
-
-
-def _printable(text: str) -> str:
-    """`text` with its line breaks kept and all other control characters escaped."""
-    return "\n".join(shorten(line, len(line) + 1) for line in text.split("\n"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from chunktune.errors import UsageError
 from chunktune.reading import STDIN, load_record
 from chunktune.results import Record
+from chunktune.units import shorten
 
 _RULE = "a baseline is a complete measured sweep that chose an M: chunktune sweep SPEC makes one"
 
@@ -56,4 +57,7 @@ def _refused(where: str, refusals: Sequence[str]) -> UsageError:
 
 
 def _is_missing(path: Path) -> bool:
-    return str(path) != STDIN and not path.exists()
+    try:
+        return str(path) != STDIN and not path.exists()
+    except OSError as error:
+        raise UsageError(f"{shorten(str(path), 200)}: the baseline cannot be read ({error.strerror})") from error

@@ -15,7 +15,7 @@ from chunktune.cli import ci, options
 from chunktune.cli.baseline import accepted, replaced
 from chunktune.cli.completion import complete_from, complete_record
 from chunktune.cli.conditions import conditions
-from chunktune.cli.outputs import STDOUT, Outputs, to_stdout, write
+from chunktune.cli.outputs import STDOUT, Outputs, tell, to_stdout, write
 from chunktune.errors import CheckFailedError, UsageError
 from chunktune.reading import RECORD_FILE, STDIN, load_record
 from chunktune.record import write_record
@@ -66,7 +66,13 @@ def check(
     ],
     baseline: Annotated[
         Path | None,
-        _baseline("--baseline", "BASE", "The record to hold it against.", autocompletion=complete_record),
+        _baseline(
+            "--baseline",
+            "BASE",
+            "The record to hold it against.",
+            autocompletion=complete_record,
+            parser=options.read_path,
+        ),
     ] = None,
     max_slowdown: Annotated[
         str | None,
@@ -127,7 +133,7 @@ def check(
         return _update(found, record, baseline, asked, outputs, github)
     gate = _gate(found, record, asked, None if baseline is None else (accepted(baseline, record), baseline))
     _deliver(gate, found, outputs)
-    ci.publish_gate(github, gate, found, ci.place_of(record), _say)
+    ci.publish_gate(github, gate, found, ci.place_of(record), tell)
     return _conclude(gate)
 
 
@@ -177,13 +183,13 @@ def _update(
     """
     from chunktune.report.gate import to_text
 
-    before = replaced(found, record, baseline, _say, allow_unclear=conditions.allow_unclear)
+    before = replaced(found, record, baseline, tell, allow_unclear=conditions.allow_unclear)
     gate = _gate(found, record, conditions, None if before is None else (before, baseline))
-    _say(to_text(gate, _width(sys.stderr)).rstrip("\n"))
+    tell(to_text(gate, _width(sys.stderr)).rstrip("\n"))
     _write_files(gate, found, outputs)
-    ci.publish_gate(github, gate, found, ci.place_of(record), _say, holds=False)
+    ci.publish_gate(github, gate, found, ci.place_of(record), tell, holds=False)
     write_record(found, baseline)
-    _say(f"Wrote {baseline}")
+    tell(f"Wrote {baseline}")
     return 0
 
 
@@ -202,14 +208,14 @@ def _deliver(gate: Gate, found: Record, outputs: Outputs) -> None:
 
     _write_files(gate, found, outputs)
     if outputs.on_stdout:
-        _say(headline(gate))
+        tell(headline(gate))
     else:
         to_stdout(to_text(gate, _width(sys.stdout)))
 
 
 def _write_files(gate: Gate, found: Record, outputs: Outputs) -> None:
     for flag, path in outputs.files.items():
-        write(path, _rendered(flag, gate, found), _say)
+        write(path, _rendered(flag, gate, found), tell)
 
 
 def _rendered(flag: str, gate: Gate, found: Record) -> str:
@@ -243,7 +249,3 @@ def _name(record: Path) -> str:
 
 def _width(stream: Any) -> int | None:
     return shutil.get_terminal_size().columns if stream.isatty() else None
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

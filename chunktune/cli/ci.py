@@ -6,11 +6,11 @@ The runner reads workflow commands from stderr as well, and stdout belongs to th
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chunktune.cli.outputs import tell
 from chunktune.reading import RECORD_FILE, STDIN
 from chunktune.results import Record
 
@@ -63,7 +63,7 @@ def _publish(summary: str, outputs: Mapping[str, str], annotations: Iterable[str
     _append(_SUMMARY, lambda used_bytes: fitting(f"\n{summary}" if used_bytes else summary, used_bytes), say)
     _append(_OUTPUT, lambda used_bytes: output_lines(outputs), say)
     for line in annotations:
-        print(line, file=sys.stderr)
+        tell(line)
 
 
 def _append(variable: str, text: Callable[[int], str], say: Say) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 
 from chunktune.cli import options
 from chunktune.cli.completion import complete_from, complete_record
-from chunktune.cli.outputs import STDOUT, Outputs, write
+from chunktune.cli.outputs import STDOUT, Outputs, tell, write
 from chunktune.cli.sweep import failure
 from chunktune.errors import InconclusiveError, UsageError
 from chunktune.reading import RECORD_FILE, load_record, record_names
@@ -91,7 +90,7 @@ def export(
     translation, head = _translate(record, verdict, framework, version, replicas, record_names([path])[0])
     if strict and translation.untranslated:
         raise _inconclusive(framework, version, translation)
-    write(output, written(translation, head), _say)
+    write(output, written(translation, head), tell)
     return 0
 
 
@@ -125,7 +124,7 @@ def _translate(
     translation = version.translate(values)
     notes = noted(caveats(record, verdict), translation)
     for note in notes:
-        _say(note)
+        tell(note)
     return translation, (*head_lines(name, record, verdict, values, framework, version), *notes)
 
 
@@ -133,7 +132,3 @@ def _inconclusive(framework: Framework, version: Version, translation: Translati
     count = len(translation.untranslated)
     what = "1 setting has" if count == 1 else f"{count} settings have"
     return InconclusiveError(f"{what} no counterpart in {framework.title} {version.name}, under --strict; see above")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

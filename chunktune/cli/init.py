@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from chunktune.cli import options
 from chunktune.cli.completion import Complete, complete_setting, complete_values
-from chunktune.cli.outputs import STDOUT, Outputs, write
+from chunktune.cli.outputs import STDOUT, Outputs, tell, write
 from chunktune.errors import UsageError
 
 CONTENT = "What stands in it"
@@ -66,9 +65,9 @@ def init(
 
     flags = options.overrides(context.params, OVERRIDES)
     begun = start(sets or (), flags, Path(FILE if output == STDOUT else output))
-    write(output, begun.text, _say)
+    write(output, begun.text, tell)
     if output != STDOUT:
-        _say(f"Next: {_next_command(begun.spec.model.family, output)}")
+        tell(f"Next: {_next_command(begun.spec.model.family, output)}")
     return 0
 
 
@@ -81,7 +80,3 @@ def _next_command(family: str, output: str) -> str:
     """What can be done with the file as it is."""
     path = shlex.quote(output)
     return f"chunktune whatif {path}" if family == "costs" else f"chunktune sweep {path} --dry-run"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

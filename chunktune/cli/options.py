@@ -58,9 +58,7 @@ def output(flag: str, metavar: str | None, text: str) -> Any:
 
 def a_directory(flag: str, text: str) -> Any:
     """An option that names a directory; an empty one is refused, since it would be the present one."""
-    return typer.Option(
-        flag, metavar="DIR", help=text, rich_help_panel=OUTPUT, show_default=False, parser=_read_directory
-    )
+    return typer.Option(flag, metavar="DIR", help=text, rich_help_panel=OUTPUT, show_default=False, parser=read_path)
 
 
 def running(flag: str, text: str) -> Any:
@@ -125,9 +123,10 @@ def check_printed(printed: str | None) -> None:
         raise UsageError(f"--print {shorten(printed) or '(empty)'} is unknown; it prints one thing, --print chunks")
 
 
-def _read_directory(text: str) -> Path:
+def read_path(text: str) -> Path:
+    """What an option names. Raises typer.BadParameter for an empty text, which would be the present directory."""
     if not text:
-        raise typer.BadParameter("is empty; it takes a directory, . for the present one")
+        raise typer.BadParameter("is empty; it takes a path, . for the present directory")
     return Path(text)
 
 

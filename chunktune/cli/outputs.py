@@ -11,7 +11,7 @@ from pathlib import Path
 
 from chunktune.errors import EnvironmentFailedError, UsageError
 from chunktune.results import Record
-from chunktune.units import shorten
+from chunktune.units import printable, shorten
 
 STDOUT = "-"
 _LONGEST_NAME = 200
@@ -47,6 +47,11 @@ class Outputs:
                 if other := paths.get(Path(path).absolute()):
                     raise UsageError(f"{other} and {flag} both write to {path}; each needs a file of its own")
                 paths[Path(path).absolute()] = flag
+
+
+def tell(text: str) -> None:
+    """Say something on stderr; what names and paths hold of control characters does not reach a terminal."""
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def deliver(

@@ -12,7 +12,7 @@ import typer
 
 from chunktune.cli import ci, options
 from chunktune.cli.completion import complete_record
-from chunktune.cli.outputs import STDOUT, Outputs, deliver, to_stdout, write
+from chunktune.cli.outputs import STDOUT, Outputs, deliver, tell, to_stdout, write
 from chunktune.cli.sweep import failure
 from chunktune.errors import UsageError
 from chunktune.reading import RECORD_FILE, load_records, record_names
@@ -73,7 +73,7 @@ def report(
         _deliver_several(found, record_names(records), outputs)
         return 0
     _deliver_one(found[0], outputs, chunks)
-    ci.publish_record(github, found[0], "report", ci.place_of(records[0]), _say)
+    ci.publish_record(github, found[0], "report", ci.place_of(records[0]), tell)
     return 0
 
 
@@ -101,7 +101,7 @@ def _deliver_one(record: Record, outputs: Outputs, chunks: int | None) -> None:
         from chunktune.report.trace import to_trace
 
         ready["--trace"] = to_trace(record, chunks)
-    deliver(record, outputs, _say, ready)
+    deliver(record, outputs, tell, ready)
     if not outputs.on_stdout:
         _print_bars(record)
 
@@ -124,11 +124,7 @@ def _deliver_several(found: Sequence[Record], names: Sequence[str], outputs: Out
         "--markdown": side_by_side.to_markdown,
     }
     for flag, path in outputs.files.items():
-        write(path, renderings[flag](found, names), _say)
+        write(path, renderings[flag](found, names), tell)
     if not outputs.on_stdout:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         to_stdout(side_by_side.to_text(found, names, width))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from chunktune.cli import options
 from chunktune.cli.completion import complete_from
-from chunktune.cli.outputs import STDOUT, Outputs, write
+from chunktune.cli.outputs import STDOUT, Outputs, tell, write
 from chunktune.errors import UsageError
 
 KINDS = ("spec", "record")
@@ -39,7 +38,7 @@ def schema(
     Outputs({"--output": output}).check()
     from chunktune.spec_schema import schema_json
 
-    write(output, schema_json(_shipped(kind)), lambda text: print(text, file=sys.stderr))
+    write(output, schema_json(_shipped(kind)), tell)
     return 0
 
 

@@ -15,7 +15,7 @@ import typer
 
 from chunktune.cli import ci, options
 from chunktune.cli.options import overrides
-from chunktune.cli.outputs import Outputs, deliver, settle_directory, to_stdout, write
+from chunktune.cli.outputs import Outputs, deliver, settle_directory, tell, to_stdout, write
 from chunktune.cli.progress import How, Progress, decide
 from chunktune.cli.resume import Unfinished, unfinished
 from chunktune.errors import (
@@ -214,7 +214,7 @@ def _how(asked: str | None, *, quiet: bool) -> How:
     alone = not under_torchrun(os.environ)
     how, note = decide(asked, quiet=quiet, stream=sys.stderr, environ=os.environ, alone=alone)
     if note and leads(os.environ):
-        print(f"note: {note}", file=sys.stderr)
+        tell(f"note: {note}")
     return how
 
 
@@ -229,7 +229,7 @@ def conclude(record: Record, *, strict: bool, torchrun: bool) -> int:
         return 0
     if not torchrun:
         raise error
-    print(f"error: {error}", file=sys.stderr)
+    tell(f"error: {error}")
     return 0
 
 
@@ -277,4 +277,4 @@ def _request(
 
 
 def _sayer(quiet: bool) -> Callable[[str], None]:
-    return (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr))
+    return (lambda text: None) if quiet else tell

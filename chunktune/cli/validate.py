@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chunktune.cli.outputs import Outputs, to_stdout, write
+from chunktune.cli.outputs import Outputs, tell, to_stdout, write
 from chunktune.errors import CheckFailedError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _deliver(found: Validation, outputs: Outputs) -> None:
         "--markdown": report.to_markdown,
     }
     for flag, path in outputs.files.items():
-        write(path, renderings[flag](found), lambda text: print(text, file=sys.stderr))
+        write(path, renderings[flag](found), tell)
     if not outputs.on_stdout:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         to_stdout(report.to_text(found, width))

@@ -16,7 +16,7 @@ import typer
 from chunktune.cli import ci, options
 from chunktune.cli.completion import Complete, complete_record, complete_values, complete_varied
 from chunktune.cli.counting import counted
-from chunktune.cli.outputs import Outputs, deliver, to_stdout, write
+from chunktune.cli.outputs import Outputs, deliver, tell, to_stdout, write
 from chunktune.cli.progress import How, decide
 from chunktune.cli.sweep import failure
 from chunktune.errors import InconclusiveError, InfeasibleError, UsageError
@@ -47,9 +47,15 @@ OVERRIDES: Mapping[str, str] = {
 }
 
 
-def _predicting(flag: str, metavar: str, text: str, complete: Complete) -> Any:
+def _predicting(flag: str, metavar: str, text: str, complete: Complete, **more: Any) -> Any:
     return typer.Option(
-        flag, metavar=metavar, help=text, rich_help_panel=PREDICTION, show_default=False, autocompletion=complete
+        flag,
+        metavar=metavar,
+        help=text,
+        rich_help_panel=PREDICTION,
+        show_default=False,
+        autocompletion=complete,
+        **more,
     )
 
 
@@ -61,7 +67,13 @@ def whatif(
     ] = None,
     record_file: Annotated[
         Path | None,
-        _predicting("--from", "RECORD", "Calibrate with what a sweep measured: its record.json.", complete_record),
+        _predicting(
+            "--from",
+            "RECORD",
+            "Calibrate with what a sweep measured: its record.json.",
+            complete_record,
+            parser=options.read_path,
+        ),
     ] = None,
     vary: Annotated[
         list[str] | None,
@@ -200,12 +212,14 @@ def _question(
 
 
 def _read(path: Path) -> Record:
-    """The record, or the one in an output directory. Raises UsageError where it measured nothing."""
+    """The record, or the one in an output directory. Raises UsageError where nothing can be predicted from it."""
     from chunktune.reading import load_record
+    from chunktune.sources.recorded import RecordedCosts
 
     record = load_record(path)
     if record.mode == "predicted":
         raise UsageError(f"{path}: is itself predicted; --from takes the record of a sweep, which measured something")
+    RecordedCosts(record)  # what it cannot serve for is said once, and not in every row
     return record
 
 
@@ -312,4 +326,4 @@ def _conclude(grid: Grid, *, strict: bool) -> int:
 
 
 def _sayer(quiet: bool) -> Callable[[str], None]:
-    return (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr))
+    return (lambda text: None) if quiet else tell

@@ -23,12 +23,13 @@ import torch
 from torch import nn
 
 from chunktune.blame import place_of
-from chunktune.errors import ChunktuneError, UserCodeError
+from chunktune.errors import ChunktuneError, UsageError, UserCodeError
 from chunktune.models.base import ModelDefinition
 from chunktune.pipeline.runtime import KernelMeter, NamingMeter, fake_tensors, input_backward, weight_backward
 from chunktune.pipeline.work import autocasting, make_optimizer, through
 from chunktune.results import LayerBytes, LayerFigures, LayerProfile, OperationBytes
 from chunktune.spec import Spec
+from chunktune.units import MAX_BYTES, format_bytes
 
 _RULE = (
     "memory is foretold by running each layer forward and backward on tensors without values: a layer must not call "
@@ -249,7 +250,10 @@ class Profiler:
 
 
 def _batch_shape(sample: torch.Tensor, samples: int) -> _Shape:
-    """A contiguous batch of rows like those of a sample, (1, ...)."""
+    """A contiguous batch of rows like those of a sample, (1, ...). Raises UsageError where no tensor can hold it."""
+    if samples * sample[0].numel() * sample.element_size() > MAX_BYTES:
+        one = format_bytes(sample[0].numel() * sample.element_size())
+        raise UsageError(f"{samples} samples of {one} each are more than any tensor can hold; give a smaller batch")
     like = torch.empty((samples, *sample.shape[1:]), dtype=sample.dtype, device="meta")
     return _Shape.of(like)
 

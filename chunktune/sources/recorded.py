@@ -23,8 +23,8 @@ from chunktune.settings import leaves
 from chunktune.sources.figures import filled, sizes_asked
 from chunktune.sources.interpolation import at, reach
 from chunktune.sources.seconds import SPLIT_NOTE, Seconds, durations, per_rank, splits_backward, total
-from chunktune.spec import Spec
-from chunktune.units import shown
+from chunktune.spec import PipelineSpec, Spec
+from chunktune.units import shorten, shown
 
 _NEEDED_VERSION = 2
 _SPOKEN_FOR = ("training.optimizer", "training.precision")
@@ -34,13 +34,13 @@ Kind = Literal["forward_s", "backward_s", "input_s", "weight_s"]
 
 
 class RecordedCosts:
-    """What the record of a sweep says. Raises UsageError for one without operation times."""
+    """What the record of a sweep says. Raises UsageError for one without operation times, or not whole in itself."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
         self._trials = _usable(record)
+        self._shape = _whole_shape(record, self._trials)
         pipeline = record.spec["pipeline"]
-        self._shape = Shape(pipeline["schedule"], int(pipeline["stages"]), int(pipeline["virtual_stages"]))
         self._recomputes = pipeline["recompute"] == "full"
         self._splits = schedules.SCHEDULES[self._shape.schedule].splits_backward
         self._slices = partition.layers_of_parts(record.layers_per_part)
@@ -52,7 +52,7 @@ class RecordedCosts:
     @property
     def label(self) -> str:
         """The record by its time, its pipeline and its sizes."""
-        return f"record of {self._record.started_at} ({self._pipeline}, b = {_listed(self._sizes)})"
+        return f"record of {shorten(self._record.started_at)} ({self._pipeline}, b = {_listed(self._sizes)})"
 
     def layers(self, spec: Spec) -> tuple[LayerProfile, ...] | None:
         """The record's profiles, also between its sizes; None without any. Raises UsageError for another model."""
@@ -89,7 +89,8 @@ class RecordedCosts:
 
     def capacity_bytes(self, spec: Spec) -> int | None:
         """The smallest capacity of the record's devices; None where its spec set one instead of asking them."""
-        if self._record.spec.get("device", {}).get("memory", "auto") != "auto":
+        device = self._record.spec.get("device")
+        if isinstance(device, Mapping) and device.get("memory", "auto") != "auto":
             return None
         stages = [stage for trial in self._trials for stage in trial.stages]
         return min((stage.capacity_bytes for stage in stages if stage.capacity_bytes is not None), default=None)
@@ -310,6 +311,77 @@ def _usable(record: Record) -> list[Trial]:
         f"{fact}; a prediction needs the operations of one trial or more, which a sweep records from schema version "
         f"{_NEEDED_VERSION} on; run chunktune sweep again, or leave out --from to estimate"
     )
+
+
+def _whole_shape(record: Record, trials: Sequence[Trial]) -> Shape:
+    """The pipeline that the record ran. Raises UsageError where what it says of it does not fit together."""
+    try:
+        spec = Spec.model_validate(_known_of(record.spec))
+        pipeline = spec.pipeline
+        shape = Shape(pipeline.schedule, int(pipeline.stages or 0), int(pipeline.virtual_stages or 0))
+        parts = len(shape.ranks_of_parts)
+    except (ValueError, LookupError, ArithmeticError, UsageError) as error:
+        raise _not_whole(f"its spec is no spec ({type(error).__name__})") from error
+    if parts != shape.stages * shape.virtual_stages or parts == 0:
+        raise _not_whole(f"its spec has K = {shape.stages} and V = {shape.virtual_stages}")
+    if len(record.layers_per_part) != parts or min(record.layers_per_part) < 1:
+        raise _not_whole(f"it has {parts} parts and the layers of {len(record.layers_per_part)}")
+    if spec.model.family == "sleep" and len(spec.model.slowdown) not in (0, sum(record.layers_per_part)):
+        raise _not_whole(f"it slows down {len(spec.model.slowdown)} of {sum(record.layers_per_part)} layers")
+    for trial in trials:
+        _check_rehearsal(trial, parts, shape)
+    _check_profiles(record)
+    return shape
+
+
+def _known_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables and keys of a record's spec that this chunktune knows; a newer one may know more."""
+    tables: dict[str, Any] = {"model": spec.get("model"), "batch": spec.get("batch")}
+    pipeline = spec.get("pipeline")
+    if isinstance(pipeline, Mapping):
+        tables["pipeline"] = {key: value for key, value in pipeline.items() if key in PipelineSpec.model_fields}
+    return tables
+
+
+def _check_rehearsal(trial: Trial, parts: int, shape: Shape) -> None:
+    predicted, stages = trial.predicted, shape.stages
+    assert predicted is not None  # else the trial is not among the usable ones
+    counts = {
+        "parts": (len(predicted.parts), parts),
+        "update_s": (len(predicted.update_s), stages),
+        "boundary_bytes": (len(predicted.boundary_bytes), parts - 1),
+    }
+    for name, (count, wanted) in counts.items():
+        if count != wanted:
+            raise _not_whole(f"at M = {trial.chunks} {name} has {count} values and should have {wanted}")
+    if [part.part for part in predicted.parts] != list(range(parts)):
+        raise _not_whole(f"at M = {trial.chunks} its parts are not numbered 0 to {parts - 1}")
+    ranks = [stage.rank for stage in trial.stages]
+    if ranks and ranks != list(range(stages)):
+        raise _not_whole(f"at M = {trial.chunks} it has the ranks {shown(ranks)} of {stages}")
+    if not schedules.admits(shape.schedule, stages, trial.chunks, shape.virtual_stages):
+        raise _not_whole(f"at M = {trial.chunks} it ran what {shape.schedule} cannot at K = {stages}")
+    if trial.micro_batch < 1:
+        raise _not_whole(f"at M = {trial.chunks} it has micro_batch = {trial.micro_batch}")
+
+
+def _check_profiles(record: Record) -> None:
+    """The loss comes last, once, and before it every layer; each size once and ascending."""
+    losses = [profile.loss for profile in record.layers]
+    layers = sum(profile.count for profile in record.layers if not profile.loss)
+    if not losses:
+        return
+    if losses != [False] * (len(losses) - 1) + [True] or layers != sum(record.layers_per_part):
+        raise _not_whole(f"it has {sum(record.layers_per_part)} layers and a loss, and profiles of {layers} layers")
+    for profile in record.layers:
+        sizes = [figures.micro_batch for figures in profile.figures]
+        if sizes != sorted(set(sizes)) or min(sizes, default=0) < 1 or profile.count < 1:
+            raise _not_whole(f"a profile of {profile.count} layers has the sizes {shown(sizes)}")
+
+
+def _not_whole(fact: str) -> UsageError:
+    rule = "a prediction needs a record as a sweep wrote it"
+    return UsageError(f"the record is damaged: {fact}; {rule}: run chunktune sweep again, or leave out --from")
 
 
 def _by_size(trials: Sequence[Trial]) -> dict[int, list[Predicted]]:

@@ -114,7 +114,7 @@ def parse_vary(texts: Sequence[str], flags: Mapping[str, str], family: str | Non
 
 def _one(text: str, family: str | None) -> tuple[str, tuple[Any, ...]]:
     name, equals, listed = text.partition("=")
-    if not equals or not _KEY.fullmatch(name.strip()) or not listed.strip():
+    if not equals or not _KEY.fullmatch(name.strip()) or not listed.strip(" ,\t"):
         rule = "must have the form key=value,value such as K=2,4,8 or schedule=gpipe,1f1b"
         raise UsageError(f"--vary {shown(text)}: {rule}")
     key = full_key(name.strip(), family)

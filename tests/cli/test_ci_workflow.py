@@ -189,7 +189,7 @@ def test_the_gate_holds_against_its_own_baseline(again: Runner) -> None:
     again.run("Check", "Update the baseline", "Train with it")
     check = again.ran["Check"]
     assert (check.code, [line for line in check.err.splitlines() if line.startswith("::")]) == (0, [])
-    assert check.summary.startswith("### chunktune check: passed, 11 checks")
+    assert re.match(r"### chunktune check: passed, \d+ checks", check.summary)
     assert check.outputs["chunks"] == "1"
     assert "Update the baseline" not in again.ran
     assert "Train with it" in again.ran

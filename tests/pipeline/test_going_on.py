@@ -10,8 +10,9 @@ import shlex
 import shutil
 import signal
 import sys
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from running import Finished, Running, run, started, wait_for
 
 import chunktune
 from chunktune.locks import holding
+from chunktune.pipeline.launch import followed
 from chunktune.record import parse_record, read_events
 from chunktune.results import Record
 
@@ -215,6 +217,26 @@ def test_an_output_directory_that_vanishes_while_the_group_is_replaced(tmp_path:
         os.kill(pid, signal.SIGKILL)
         check_shown(running, "the journal is gone")
     assert not (out / "journal.jsonl").exists()
+
+
+def test_the_journal_is_followed_past_its_end_and_past_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    path, seen = tmp_path / "journal.jsonl", list[dict[str, Any]]()
+    with followed(path, seen.append), path.open("ab", buffering=0) as file:
+        file.write(b'{"event": "one"}\n{"event": "tor')
+        wait_until(lambda: len(seen) == 1)
+        file.truncate(len(b'{"event": "one"}\n'))
+        file.write(b'{"event": "two"}\n')
+        wait_until(lambda: len(seen) == 2)
+        path.unlink()
+        file.write(b'{"event": "three"}\n')
+    assert [event["event"] for event in seen] == ["one", "two", "three"]
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 # --- two at once, and a parent that is killed --------------------------------------------------------------

@@ -156,9 +156,9 @@ def measured_curve(spec: Spec, model: ModelDefinition, asked: Pipeline, rank: in
             step.run()
             run = step.operations.timed
 
-            def timed(kind: str, part: int, operation: Callable[[], Any]) -> Any:
+            def timed(kind: str, part: int, operation: Callable[[], Any], *chunk: int) -> Any:
                 meter.restart_peak()
-                result = run(kind, part, operation)
+                result = run(kind, part, operation, *chunk)
                 found.append((kind, meter.peak_bytes))
                 return result
 
