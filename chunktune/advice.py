@@ -10,6 +10,7 @@ from chunktune.standing import DRIFT, Case, Standing
 from chunktune.stats import drift
 from chunktune.units import format_bytes, format_seconds
 
+MOVED = 1.2  # a step of the confirmation over that of the trial, either way, from which on it is said
 IMBALANCE = 1.1  # busy seconds of the slowest rank over the mean, above which balance comes first
 
 Writer = Callable[[Verdict, Case], list[str]]
@@ -23,7 +24,7 @@ def advise(verdict: Verdict, case: Case) -> tuple[str, ...]:
 
 def find(verdict: Verdict, case: Case) -> tuple[str, ...]:
     """What was seen besides: each a fact that the reader would not expect."""
-    found = [*_losses(case), *_infinite_losses(case), *_unconfirmed(verdict, case)]
+    found = [*_losses(case), *_infinite_losses(case), *_unconfirmed(verdict, case), *_moved(case)]
     if len(case.candidates.legal) == 1:
         found.append(f"M = {case.candidates.legal[0]} is the only legal value: there was nothing to choose")
     if case.standing is not None:
@@ -191,6 +192,22 @@ def _unconfirmed(verdict: Verdict, case: Case) -> list[str]:
     if case.rules.confirm and verdict.chunks is not None and verdict.confirmed == "no":
         failed.append(f"M = {verdict.chunks} was not confirmed in a fresh group: sweep.budget is spent")
     return failed
+
+
+def _moved(case: Case) -> list[str]:
+    """A confirmation far from the trial of the same M: one of the two was disturbed, and nobody knows which."""
+    confirmed = case.found.confirmation
+    trial = None if confirmed is None else case.trials.get(confirmed.chunks)
+    if confirmed is None or trial is None or not (confirmed.step_median_s and trial.step_median_s):
+        return []
+    ratio = confirmed.step_median_s / trial.step_median_s
+    if 1 / MOVED <= ratio <= MOVED:
+        return []
+    return [
+        f"M = {trial.chunks} took {format_seconds(trial.step_median_s)} a step in its trial and "
+        f"{format_seconds(confirmed.step_median_s)} when it was confirmed: the machine's speed moves, and only "
+        "the paired rounds allow for that"
+    ]
 
 
 def _late_shortage(case: Case, standing: Standing) -> list[str]:

@@ -39,7 +39,10 @@ def replaced(
 
     refusals = list(baseline_refusals(found))
     if found.verdict is not None and found.verdict.confidence == "unclear" and not allow_unclear:
-        refusals.append("its confidence is unclear (--allow-unclear takes it all the same)")
+        refusals.append(
+            "its confidence is unclear (sweep again with --force on a quieter machine or with a larger --tolerance; "
+            "--allow-unclear takes it all the same)"
+        )
     if refusals:
         raise _refused(str(record), refusals)
     if _is_missing(baseline):

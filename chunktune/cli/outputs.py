@@ -76,11 +76,12 @@ def deliver(
 
 def _say_verdict(record: Record, say: Callable[[str], None]) -> None:
     """The verdict in a line, and what is odd about it: a machine format on stdout hides both."""
+    from chunktune.report import plain
     from chunktune.report.terminal import verdict_line
 
     say(verdict_line(record))
     for finding in record.verdict.findings if record.verdict else ():
-        say(f"finding: {finding}")
+        say(f"finding: {plain(finding)}")
 
 
 def write(path: str, text: str, say: Callable[[str], None]) -> None:

@@ -27,6 +27,7 @@ from chunktune.errors import (
 )
 from chunktune.report import plain
 from chunktune.results import Record, Trial, Verdict
+from chunktune.units import printable
 
 if TYPE_CHECKING:
     from chunktune.request import SweepRequest
@@ -173,7 +174,7 @@ def show_plan(resolved: Resolved, outputs: Outputs, *, quiet: bool) -> int:
     for path in outputs.files.values():
         write(path, found.to_json(), _sayer(quiet))
     if not outputs.on_stdout:
-        to_stdout(found.to_text())
+        to_stdout(printable(found.to_text()))
     return 0
 
 

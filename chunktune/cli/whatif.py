@@ -239,13 +239,21 @@ def _answer(
     record = _with_alternatives(question, resolved.spec, question.predict(resolved))
     if question.record is not None:
         _show_calibration(question.record, outputs, say)
-    say(f"Predicted from {question.engine(resolved.spec).source.label}; nothing was run")
+    say(f"Predicted from {question.engine(resolved.spec).source.label}; {_what_ran(question, resolved.spec)}")
     deliver(record, outputs, say)
     ci.publish_record(github, record, "whatif", outputs.file("--json"), say)
     error = failure(record, strict=strict)
     if error is not None:
         raise error
     return 0
+
+
+def _what_ran(question: Question, spec: Spec | None = None) -> str:
+    """An estimate of a model of the user's own needs its layers; a record says all of them itself."""
+    family = _family(question) if spec is None else spec.model.family
+    if family == "python" and question.record is None:
+        return "no step was run; the model's own code ran, on tensors without values"
+    return "nothing was run"
 
 
 def _with_alternatives(question: Question, spec: Spec, record: Record) -> Record:
@@ -286,7 +294,7 @@ def _answer_grid(
         grid = predict_grid(varied, load, question.predict)
     if question.record is not None:
         _show_calibration(question.record, outputs, say)
-    say(f"Predicted {len(grid.rows)} combinations from {grid.costs}; nothing was run")
+    say(f"Predicted {len(grid.rows)} combinations from {grid.costs}; {_what_ran(question)}")
     _deliver_grid(grid, outputs, say)
     return _conclude(grid, strict=strict)
 

@@ -102,13 +102,24 @@ def _chosen(verdict: Verdict | None) -> str:
     return f"M = {verdict.chunks} (b = {verdict.micro_batch}, N = {verdict.mini_batch})"
 
 
+_SAME_RATE = 0.05
+
+
 def _throughput(record: Record, trial: Trial | None) -> str:
     if trial is None or trial.throughput_samples_per_s is None:
         return "not known"
     rate = trial.throughput_samples_per_s
     tokens = tokens_per_sample(record)
     of_tokens = "" if tokens is None else f", {format_rate(rate * tokens)} tokens/s"
-    return f"{format_rate(rate)} samples/s{of_tokens}"
+    return f"{format_rate(rate)} samples/s{of_tokens}{_when_confirmed(record, rate)}"
+
+
+def _when_confirmed(record: Record, rate: float) -> str:
+    """The confirmation's throughput, where it is another one than the trial's."""
+    confirmed = None if record.confirmation is None else record.confirmation.throughput_samples_per_s
+    if confirmed is None or abs(confirmed / rate - 1) <= _SAME_RATE:
+        return ""
+    return f" in its trial, {format_rate(confirmed)} when it was confirmed"
 
 
 def _floor(record: Record, verdict: Verdict) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -13,9 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+from typer.main import get_command
 
 import chunktune
-from chunktune.cli.app import main
+from chunktune.cli.app import app, main
 
 ROOT = Path(chunktune.__file__).parents[1]
 DATA = Path(__file__).parents[1] / "data"
@@ -64,10 +68,17 @@ class Stdout(io.TextIOWrapper):
         return buffer.getvalue().decode()
 
 
+@functools.cache
+def command_line() -> Any:
+    return get_command(app)
+
+
 def ask(*arguments: str) -> Answer:
     """Run a command here; one that does not come back is interrupted."""
     out, err = Stdout(), Stdout()
-    with deadline(arguments), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    # Making the parser takes most of the time of an answer, and it is always the same.
+    parser = patch("chunktune.cli.app.get_command", return_value=command_line())
+    with parser, deadline(arguments), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(arguments)
     return Answer(code, out.text(), err.text())
 

@@ -582,3 +582,17 @@ def test_a_loss_that_is_no_number_is_found() -> None:
 
     findings = judge(Diverging(fixed_n((1, 2)), speeds(100, 50))).findings
     assert any("NaN or infinite at M = 1:" in finding for finding in findings)
+
+
+def test_a_confirmation_far_from_its_trial_is_found() -> None:
+    class Slower(FakeRunner):
+        def confirm(self, chunks: int) -> Trial:
+            trial = super().confirm(chunks)
+            assert trial.step_median_s is not None
+            return trial.model_copy(update={"step_median_s": self.trial_s * trial.step_median_s})
+
+    def findings(factor: float) -> str:
+        return " ".join(judge(Slower(fixed_n((1, 2)), speeds(100, 50), seed=1, trial_s=factor)).findings)
+
+    assert "when it was confirmed" in findings(1.5) and "when it was confirmed" in findings(0.5)
+    assert "when it was confirmed" not in findings(1.1)
