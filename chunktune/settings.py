@@ -191,6 +191,7 @@ def parse_value(text: str) -> Any:
     try:
         parsed = _parse(f"value = {text}")
         list(leaves(parsed))
+        str(parsed)  # a ValueError where a number has more digits than Python prints
     except (ValueError, RecursionError):
         if text.startswith(("[", "{", '"', "'")):
             raise ValueError("is no TOML value") from None

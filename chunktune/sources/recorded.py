@@ -23,7 +23,7 @@ from chunktune.settings import leaves
 from chunktune.sources.figures import filled, sizes_asked
 from chunktune.sources.interpolation import at, reach
 from chunktune.sources.seconds import SPLIT_NOTE, Seconds, durations, per_rank, splits_backward, total
-from chunktune.spec import PipelineSpec, Spec
+from chunktune.spec import HardwareSpec, PipelineSpec, Spec
 from chunktune.units import shorten, shown
 
 _NEEDED_VERSION = 2
@@ -104,10 +104,13 @@ class RecordedCosts:
         wanted, recorded = (_flat(tables) for tables in (spec.model_dump(mode="json"), self._record.spec))
         names = [name for name in {**recorded, **wanted} if name.startswith("model.") or name in _SPOKEN_FOR]
         wrong = [name for name in names if wanted.get(name) != recorded.get(name)]
+        # Older records have no [hardware]; what a sweep ran on does not come from there.
+        usual = {f"hardware.{key}": value for key, value in HardwareSpec().model_dump(mode="json").items()}
+        wrong += [name for name in usual if wanted.get(name) not in (usual[name], recorded.get(name))]
         if wrong:
             facts = [f"{name} is {_told(wanted, name)}, in the record {_told(recorded, name)}" for name in wrong]
             raise UsageError(
-                f"{'; '.join(facts)}; a record speaks for its own model, optimizer and precision alone; "
+                f"{'; '.join(facts)}; a record speaks for its own model, optimizer, precision and device alone; "
                 "leave out --from to estimate, or keep the record's values"
             )
 

@@ -591,6 +591,8 @@ def test_layers_of_a_record_are_filled_between_its_sizes() -> None:
         ({"model": {"classes": 5}}, ["model.classes is 5, in the record not given"]),
         ({"training": {"optimizer": "sgd"}}, ['training.optimizer is "sgd", in the record "adamw"']),
         ({"training": {"precision": "bfloat16"}, "model": {"layers": 5}}, ["training.precision", "model.layers is 5"]),
+        # What the record measured is not what another device would take.
+        ({"hardware": {"name": "a100-40gb"}}, ['hardware.name is "a100-40gb", in the record not given', "and device"]),
     ],
 )
 def test_a_record_speaks_for_its_own_model(tables: dict[str, dict[str, Any]], parts: list[str]) -> None:
@@ -605,8 +607,10 @@ def test_a_record_speaks_for_its_own_model(tables: dict[str, dict[str, Any]], pa
 
 def test_what_a_record_does_not_need_to_agree_on() -> None:
     _, record = mlp_record()
-    spec = {**record.spec, "training": {**record.spec["training"], "seed": 5}, "hardware": {"name": "a100-40gb"}}
+    spec = {**record.spec, "training": {**record.spec["training"], "seed": 5}}
     assert RecordedCosts(record).layers(Spec.model_validate(spec))
+    older = record.model_copy(update={"spec": {k: v for k, v in record.spec.items() if k != "hardware"}})
+    assert RecordedCosts(older).layers(Spec.model_validate(spec))
 
 
 @pytest.mark.parametrize(
