@@ -305,6 +305,7 @@ def test_what_fails_in_the_drawing_is_no_traceback(monkeypatch: pytest.MonkeyPat
 
 SWEEP = """
 import json, os, signal, sys, time, types
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background of a shell ignores it
 import chunktune.pipeline, chunktune.pipeline.server as server
 server.start_server = server.stop_server = lambda: None
 from chunktune.errors import InterruptedSweepError
