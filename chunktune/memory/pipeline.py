@@ -208,7 +208,11 @@ def _chunks_that_show_all(pipeline: Pipeline, rank: int) -> int:
     """An M from which on a rank only repeats itself under GPipe and 1F1B; for the other schedules, M."""
     if pipeline.schedule == "gpipe":
         return 4
-    return 2 * (pipeline.stages - rank + 2) if pipeline.schedule == "1f1b" else pipeline.chunks
+    if pipeline.schedule != "1f1b":
+        return pipeline.chunks
+    # A rank before the last is full once it has begun as many chunks as there are ranks from it on.
+    after = pipeline.stages - rank
+    return after + 4 if after > 1 else 6
 
 
 Place = tuple[str, int]
