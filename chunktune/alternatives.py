@@ -17,7 +17,7 @@ from chunktune.errors import ChunktuneError
 from chunktune.results import Alternative, Record, StageFigures, Trial, Verdict
 from chunktune.settings import Assignment, Settings, leaves
 from chunktune.spec import Spec
-from chunktune.units import format_bytes, format_share
+from chunktune.units import counted, format_bytes, format_share
 
 __all__ = ["alternatives", "with_alternatives"]
 
@@ -106,7 +106,7 @@ def _for_throughput(spec: Spec, stages: int) -> Iterator[_Change]:
         if mini_batch is not None:
             settings["batch.mini_batch"] = mini_batch // 2
             each = f" of mini_batch = {mini_batch // 2} each"
-        yield _Change(f"{_counted(stages // 2, 'stage')} in 2 replicas{each}", settings, replicas=2)
+        yield _Change(f"{counted(stages // 2, 'stage')} in 2 replicas{each}", settings, replicas=2)
     if mini_batch is not None:
         yield _Change(f"mini_batch = {2 * mini_batch}", {"batch.mini_batch": 2 * mini_batch})
     for name in schedules.SCHEDULES:
@@ -206,7 +206,7 @@ def _answers(one: Alternative) -> bool:
 
 def sentence(one: Alternative) -> str:
     """One alternative with its numbers."""
-    devices = f" on {_counted(one.devices, 'device')}" if "pipeline.stages" in one.settings else ""
+    devices = f" on {counted(one.devices, 'device')}" if "pipeline.stages" in one.settings else ""
     return (
         f"With {one.change}{devices} the prediction is M = {one.chunks} (b = {one.micro_batch}) at "
         f"{one.throughput_samples_per_s:.4g} samples/s{_gain(one)}{_memory(one)}; basis: {one.basis}"
@@ -226,7 +226,3 @@ def _memory(one: Alternative) -> str:
         return ""
     of = "" if one.budget_bytes is None else f" of {format_bytes(one.budget_bytes)} usable"
     return f", rank {one.peak_rank} peaking at {format_bytes(one.peak_bytes)}{of}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -23,7 +23,7 @@ def trials(record: Record) -> pd.DataFrame:
     throughput_samples_per_s, loss, bubble, ideal_bubble, predicted_step_s, peak_bytes (of the rank whose peak is
     highest), chosen.
     """
-    chosen = None if record.verdict is None else record.verdict.chunks
+    chosen = record.chosen
     return _frame(_trial(trial) | {"chosen": trial.chunks == chosen} for trial in record.trials)
 
 

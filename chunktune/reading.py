@@ -183,3 +183,8 @@ def _foretold(trial: Trial) -> tuple[float, ...]:
 
 def _impossible(where: str, place: str, number: float) -> UsageError:
     return UsageError(f"{where}: {place}: is {shown(number)}; durations, sizes, counts and rates are 0 to {MOST}")
+
+
+def places_of(record: Path) -> tuple[str, ...]:
+    """Where a record may lie, links followed: the path itself, and in it as a sweep's output directory."""
+    return tuple(os.path.realpath(record / name) for name in ("", RECORD_FILE, JOURNAL_FILE))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import resources
@@ -182,7 +182,7 @@ def assemble(events: Sequence[Event], status: Status = "interrupted") -> Record:
     which stand above the journal's own (the skipped values). A "resumed" event may bring other values of "sweep".
     Raises EnvironmentFailedError without a "start" event or where an event lacks something.
     """
-    start = next((event for event in events if event["event"] == "start"), None)
+    start = start_of(events)
     if start is None:
         raise EnvironmentFailedError('the journal holds no "start" event: nothing was measured')
     try:
@@ -229,6 +229,11 @@ def _record_fields(start: Event, events: Sequence[Event], status: Status) -> Eve
         "started_at": start["started_at"],
         "elapsed_s": last_elapsed_s(events),
     }
+
+
+def start_of(events: Iterable[Event]) -> Event | None:
+    """The "start" event, None where there is none."""
+    return next((event for event in events if event["event"] == "start"), None)
 
 
 def end_of(events: Sequence[Event]) -> Event | None:
@@ -402,6 +407,15 @@ def migrated(data: Event) -> Event:
     2 -> 3: so is the time line of the confirmation.
     """
     return {**data, "schema_version": SCHEMA_VERSION}
+
+
+def flat(table: Mapping[str, Any], prefix: str = "", deepest: int = 16) -> Iterator[tuple[str, Any]]:
+    """Dotted key -> leaf of a free table of a record: lists, empty tables, and what lies deeper, are leaves."""
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value and deepest > 0:
+            yield from flat(value, f"{prefix}{key}.", deepest - 1)
+        else:
+            yield f"{prefix}{key}", value
 
 
 def record_schema() -> dict[str, Any]:

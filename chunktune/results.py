@@ -425,3 +425,8 @@ class Record(Frozen):
     verdict: Verdict | None
     started_at: str
     elapsed_s: Finite
+
+    @property
+    def chosen(self) -> int | None:
+        """The M that was chosen; None without a verdict, or where nothing is feasible."""
+        return None if self.verdict is None else self.verdict.chunks

@@ -17,7 +17,18 @@ from pydantic import ValidationError
 import chunktune
 from chunktune.errors import EnvironmentFailedError, UsageError
 from chunktune.reading import checked
-from chunktune.record import Event, Journal, asked, assemble, end_of, last_elapsed_s, read_events, validated
+from chunktune.record import (
+    Event,
+    Journal,
+    asked,
+    assemble,
+    end_of,
+    flat,
+    last_elapsed_s,
+    read_events,
+    start_of,
+    validated,
+)
 from chunktune.request import SweepRequest
 from chunktune.results import Round, Trial
 from chunktune.spec import Spec
@@ -97,11 +108,6 @@ def _is_m(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def start_of(events: Iterable[Event]) -> Event | None:
-    """The "start" event, None where there is none."""
-    return next((event for event in events if event["event"] == "start"), None)
-
-
 def is_finished(events: Iterable[Event], budget_s: float) -> bool:
     """Whether the sweep came to its end and a budget of `budget_s` seconds would not take it further."""
     kept = list(events)
@@ -126,7 +132,7 @@ def refuse_other_question(events: Iterable[Event], request: SweepRequest, spec: 
         "chunktune": (start["tool"].get("version"), chunktune.__version__),
         "--quick": (bool(start["quick"]), request.quick),
         "mode": (start.get("mode", "measured"), "rehearsed" if request.rehearse else "measured"),
-        **_leaves(start["spec"], spec),
+        **_of_specs(start["spec"], spec),
     }
     _refuse(request.output_dir, pairs)
 
@@ -163,10 +169,10 @@ def note_resumed(journal: Path, request: SweepRequest) -> None:
     What this command asks for instead, of the keys that may change, goes with it. Raises EnvironmentFailedError
     where the journal cannot be read or written.
     """
-    if any(event["event"] == "resumed" and event.get("launch") == request.launch for event in read_events(journal)):
+    events = read_events(journal)
+    if any(event["event"] == "resumed" and event.get("launch") == request.launch for event in events):
         return
     with Journal(journal) as opened:
-        events = read_events(journal)
         mine = {"launch": request.launch, "pid": os.getpid(), "elapsed_s": last_elapsed_s(events)}
         opened.append({"event": "resumed", **mine, **_changed(events, request)})
 
@@ -182,14 +188,10 @@ def _changed(events: Sequence[Event], request: SweepRequest) -> dict[str, Any]:
     return {"sweep": {name: now[name] for name in other.values()}, "sources": sources}
 
 
-def _leaves(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
+def _of_specs(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> both values, for every leaf of two dumped specs but FREE_KEYS."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        found: dict[str, tuple[Any, Any]] = {}
-        for name in sorted({*old, *new}):
-            found |= _leaves(old.get(name), new.get(name), f"{key}.{name}" if key else str(name))
-        return found
-    return {} if key in FREE_KEYS else {key: (old, new)}
+    before, now = dict(flat(old)), dict(flat(new))
+    return {key: (before.get(key), now.get(key)) for key in sorted({*before, *now}) if key not in FREE_KEYS}
 
 
 def _refuse(directory: str, pairs: Mapping[str, tuple[Any, Any]]) -> None:

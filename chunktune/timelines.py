@@ -90,7 +90,7 @@ def _in_order(operations: Iterable[Span]) -> Iterator[Span]:
 
 
 def _chosen(record: Record) -> int:
-    chosen = None if record.verdict is None else record.verdict.chunks
+    chosen = record.chosen
     if chosen is None:
         raise UsageError(f"no M was chosen, so its step cannot be shown; give --chunks M; {_those_with_one(record)}")
     return chosen

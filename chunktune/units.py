@@ -49,6 +49,11 @@ class UnitError(ValueError):
         super().__init__(f"{fact}; {rule}" + (f" (did you mean {nearest}?)" if nearest else ""))
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: "1 check", "2 checks"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def shorten(text: str, limit: int = 60) -> str:
     """`text` on one line for a message: cut after `limit`, unprintable characters escaped."""
     cut = text if len(text) <= limit else text[: limit - 3] + "..."

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 from chunktune.cli import ci, options
 from chunktune.cli.baseline import accepted, replaced
 from chunktune.cli.completion import complete_from, complete_record
 from chunktune.cli.conditions import conditions
-from chunktune.cli.outputs import STDOUT, Outputs, tell, to_stdout, write
+from chunktune.cli.outputs import Outputs, tell, to_stdout, write
 from chunktune.errors import CheckFailedError, UsageError
-from chunktune.reading import RECORD_FILE, STDIN, load_record
+from chunktune.reading import STDIN, load_record, places_of
 from chunktune.record import write_record
+from chunktune.report import columns_of
 from chunktune.results import Record
 
 if TYPE_CHECKING:
@@ -40,12 +39,8 @@ chunktune check runs/a-sweep --baseline ci/baseline.json --allow-different torch
 _NEEDS_BASELINE = ("--max-slowdown", "--allow-different", "--update")
 
 
-def _baseline(flag: str, metavar: str | None, text: str, **more: Any) -> Any:
-    return typer.Option(flag, metavar=metavar, help=text, rich_help_panel=BASELINE, show_default=False, **more)
-
-
-def _condition(flag: str, metavar: str | None, text: str, **more: Any) -> Any:
-    return typer.Option(flag, metavar=metavar, help=text, rich_help_panel=CONDITIONS, show_default=False, **more)
+_baseline = partial(options.under, BASELINE)
+_condition = partial(options.under, CONDITIONS)
 
 
 def _allowable() -> tuple[str, ...]:
@@ -55,22 +50,14 @@ def _allowable() -> tuple[str, ...]:
 
 
 def check(
-    record: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RECORD",
-            help="A record.json, a sweep's output directory, or - for stdin.",
-            show_default=False,
-            autocompletion=complete_record,
-        ),
-    ],
+    record: options.RecordPath,
     baseline: Annotated[
         Path | None,
         _baseline(
             "--baseline",
             "BASE",
             "The record to hold it against.",
-            autocompletion=complete_record,
+            complete=complete_record,
             parser=options.read_path,
         ),
     ] = None,
@@ -85,7 +72,7 @@ def check(
             "KEY",
             "What may be another than the baseline's: torch, device, driver, cuda, nccl, spec, "
             "or a key or table of the spec such as pipeline.stages; repeatable.",
-            autocompletion=complete_from(_allowable),
+            complete=complete_from(_allowable),
         ),
     ] = None,
     update: Annotated[
@@ -152,23 +139,15 @@ def _check_usage(record: Path, baseline: Path | None, outputs: Outputs, given: M
         _check_update(record, baseline)
         written["--baseline"] = str(baseline)
     Outputs(written).check()
-    sources = {place for path in (record, baseline) if path is not None for place in _places(path)}
-    for flag, path in outputs.files.items():
-        if path != STDOUT and os.path.realpath(path) in sources:
-            raise UsageError(f"{flag} {path} would overwrite a record that is read; give another file")
+    outputs.spare([path for path in (record, baseline) if path is not None], "a record")
 
 
 def _check_update(record: Path, baseline: Path | None) -> None:
     """Raises UsageError where --update has no file of its own to write."""
     if str(baseline) == STDIN:
         raise UsageError("--update writes the baseline, and --baseline - is stdin; give a file")
-    if baseline is not None and os.path.realpath(baseline) in _places(record):
+    if baseline is not None and os.path.realpath(baseline) in places_of(record):
         raise UsageError(f"--baseline {baseline} is the record itself; --update writes a file of its own")
-
-
-def _places(record: Path) -> tuple[str, str]:
-    """Where a record may lie: the path itself, and the record in it as a sweep's output directory."""
-    return os.path.realpath(record), os.path.realpath(record / RECORD_FILE)
 
 
 # --- the answer
@@ -185,7 +164,7 @@ def _update(
 
     before = replaced(found, record, baseline, tell, allow_unclear=conditions.allow_unclear)
     gate = _gate(found, record, conditions, None if before is None else (before, baseline))
-    tell(to_text(gate, _width(sys.stderr)).rstrip("\n"))
+    tell(to_text(gate, columns_of(sys.stderr)).rstrip("\n"))
     _write_files(gate, found, outputs)
     ci.publish_gate(github, gate, found, ci.place_of(record), tell, holds=False)
     write_record(found, baseline)
@@ -210,7 +189,7 @@ def _deliver(gate: Gate, found: Record, outputs: Outputs) -> None:
     if outputs.on_stdout:
         tell(headline(gate))
     else:
-        to_stdout(to_text(gate, _width(sys.stdout)))
+        to_stdout(to_text(gate, columns_of(sys.stdout)))
 
 
 def _write_files(gate: Gate, found: Record, outputs: Outputs) -> None:
@@ -245,7 +224,3 @@ def _conclude(gate: Gate) -> int:
 
 def _name(record: Path) -> str:
     return "stdin" if str(record) == STDIN else str(record)
-
-
-def _width(stream: Any) -> int | None:
-    return shutil.get_terminal_size().columns if stream.isatty() else None

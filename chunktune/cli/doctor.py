@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from chunktune.cli import options
-from chunktune.cli.outputs import Outputs, to_stdout, write
+from chunktune.cli.outputs import Outputs, deliver_texts
 from chunktune.errors import UsageError
 
 if TYPE_CHECKING:
-    from chunktune.doctor.examination import Examination
+    pass
 
 EXAMPLES = """
 Examples:
@@ -50,21 +48,7 @@ def doctor(
             print(text, file=sys.stderr, flush=True)
 
     found = examine(seconds if noise else None, say)
-    for path in outputs.files.values():
-        _write_json(path, found, say)
-    if not outputs.on_stdout:
-        _print(found)
+    from chunktune.report.doctor import to_json, to_text
+
+    deliver_texts(outputs, lambda _: to_json(found), lambda width: to_text(found, width), say)
     return 0
-
-
-def _write_json(path: str, found: Examination, say: Callable[[str], None]) -> None:
-    from chunktune.report.doctor import to_json
-
-    write(path, to_json(found), say)
-
-
-def _print(found: Examination) -> None:
-    from chunktune.report.doctor import to_text
-
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    to_stdout(to_text(found, width))

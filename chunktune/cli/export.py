@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from chunktune.cli import options
-from chunktune.cli.completion import complete_from, complete_record
+from chunktune.cli.completion import complete_from
 from chunktune.cli.outputs import STDOUT, Outputs, tell, write
 from chunktune.cli.sweep import failure
 from chunktune.errors import InconclusiveError, UsageError
-from chunktune.reading import RECORD_FILE, load_record, record_names
+from chunktune.reading import load_record, record_names
 from chunktune.results import Record, Verdict
 
 if TYPE_CHECKING:
@@ -39,22 +38,11 @@ def _names() -> list[str]:
     return list(FRAMEWORKS)
 
 
-def _target(flag: str, metavar: str, text: str, complete: Any = None) -> Any:
-    return typer.Option(
-        flag, metavar=metavar, help=text, rich_help_panel=TARGET, show_default=False, autocompletion=complete
-    )
+_target = partial(options.under, TARGET)
 
 
 def export(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RECORD",
-            help="A record.json, a sweep's output directory, or - for stdin.",
-            show_default=False,
-            autocompletion=complete_record,
-        ),
-    ],
+    path: options.RecordPath,
     to: Annotated[
         str,
         _target(
@@ -99,9 +87,9 @@ def _check(path: Path, replicas: int, output: str) -> None:
     if not 1 <= replicas <= MAX_REPLICAS:
         nearest = min(max(replicas, 1), MAX_REPLICAS)
         raise UsageError(f"--replicas {replicas}: must be 1 to {MAX_REPLICAS} (did you mean {nearest}?)")
-    Outputs({"--output": output}).check()
-    if output != STDOUT and Path(output).absolute() in {path.absolute(), (path / RECORD_FILE).absolute()}:
-        raise UsageError(f"--output {output} would overwrite the record that is read; give another file")
+    outputs = Outputs({"--output": output})
+    outputs.check()
+    outputs.spare([path], "the record")
 
 
 def _verdict(record: Record, *, strict: bool) -> Verdict:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from chunktune.cli import options
-from chunktune.cli.completion import complete_record
-from chunktune.cli.outputs import STDOUT, Outputs, to_stdout, write
+from chunktune.cli.outputs import Outputs, deliver_texts, tell
 from chunktune.errors import UsageError
 from chunktune.reading import JOURNAL_FILE, RECORD_FILE, STDIN, load_record, record_names
 from chunktune.units import shorten
@@ -36,12 +32,7 @@ _LONGEST_NOTE = 400
 def history(
     paths: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="DIR|RECORD...",
-            help="Directories, with every record below them; record.json files; - for stdin.",
-            show_default=False,
-            autocompletion=complete_record,
-        ),
+        options.records("DIR|RECORD...", "Directories, with every record below them; record.json files; - for stdin."),
     ],
     json_file: Annotated[str | None, options.output("--json", "FILE", "A list of records as JSON.")] = None,
     csv_file: Annotated[str | None, options.output("--csv", "FILE", "A row a record.")] = None,
@@ -62,7 +53,7 @@ def history(
     if sum(str(path) == STDIN for path in paths) > 1:
         raise UsageError("- is given more than once; stdin holds one record")
     found = list(_found(paths))
-    _keep_records(found, outputs)
+    outputs.spare(found, "a record")
     entries = _read(found)
     if not entries:
         raise UsageError(f"no record can be read from {', '.join(map(str, paths))}; {_RULE}")
@@ -97,14 +88,6 @@ def _say_unreadable(error: OSError) -> None:
     _say(f"left out: {error.filename}: {error.strerror or error}")
 
 
-def _keep_records(found: Sequence[Path], outputs: Outputs) -> None:
-    """Raises UsageError where an output would overwrite a record that is read."""
-    sources = {(path / name).absolute() for path in found for name in ("", RECORD_FILE, JOURNAL_FILE)}
-    for flag, path in outputs.files.items():
-        if path != STDOUT and Path(path).absolute() in sources:
-            raise UsageError(f"{flag} {path} would overwrite a record that is read; give another file")
-
-
 def _read(found: Sequence[Path]) -> list[Entry]:
     """What the history keeps of each record that can be read; the others are named on stderr."""
     from chunktune.report.history import entry
@@ -128,14 +111,14 @@ def _deliver(rows: Sequence[Row], outputs: Outputs) -> None:
         "--csv": history_table.to_csv,
         "--markdown": history_table.to_markdown,
     }
-    for flag, path in outputs.files.items():
-        write(path, renderings[flag](rows), _say)
-    if not outputs.on_stdout:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        encoding = sys.stdout.encoding or "utf-8"
-        text = history_table.to_text(rows, width, marks_for(encoding))
-        to_stdout(text.encode(encoding, "backslashreplace").decode(encoding))
+    marks = marks_for(sys.stdout.encoding or "utf-8")
+    deliver_texts(
+        outputs,
+        lambda flag: renderings[flag](rows),
+        lambda width: history_table.to_text(rows, width, marks),
+        _say,
+    )
 
 
 def _say(text: str) -> None:
-    print(shorten(text, _LONGEST_NOTE), file=sys.stderr)
+    tell(shorten(text, _LONGEST_NOTE))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from chunktune.cli import options
-from chunktune.cli.completion import Complete, complete_setting, complete_values
+from chunktune.cli.completion import complete_setting, complete_values
 from chunktune.cli.outputs import STDOUT, Outputs, tell, write
 from chunktune.errors import UsageError
 
@@ -29,10 +30,7 @@ OVERRIDES = {"family": "model.family"} | {
 }
 
 
-def _content(flag: str, metavar: str, text: str, complete: Complete | None = None) -> Any:
-    return typer.Option(
-        flag, metavar=metavar, help=text, rich_help_panel=CONTENT, show_default=False, autocompletion=complete
-    )
+_content = partial(options.under, CONTENT)
 
 
 def init(

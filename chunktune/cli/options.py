@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from chunktune.cli.completion import Complete, complete_from, complete_setting, complete_values
+from chunktune.cli.completion import Complete, complete_from, complete_record, complete_setting, complete_values
 from chunktune.errors import UsageError
 from chunktune.units import shorten
 
@@ -39,11 +40,17 @@ OVERRIDES: Mapping[str, str] = {
 _LISTS = ("chunks", "partition")
 
 
-def setting(flag: str, metavar: str, text: str, complete: Complete | None = None) -> Any:
-    """An option that overrides a key of the spec; `complete` offers values to the shell."""
+def under(panel: str, flag: str, metavar: str | None, text: str, complete: Complete | None = None, **more: Any) -> Any:
+    """An option that the help shows under a heading, without its default; `complete` offers values to the shell."""
     return typer.Option(
-        flag, metavar=metavar, help=text, rich_help_panel=SETTINGS, show_default=False, autocompletion=complete
+        flag, metavar=metavar, help=text, rich_help_panel=panel, show_default=False, autocompletion=complete, **more
     )
+
+
+setting = partial(under, SETTINGS)
+"""An option that overrides a key of the spec."""
+output = partial(under, OUTPUT)
+"""An option that says where the answer goes."""
 
 
 def choice(flag: str, metavar: str, text: str, key: str) -> Any:
@@ -51,14 +58,14 @@ def choice(flag: str, metavar: str, text: str, key: str) -> Any:
     return setting(flag, metavar, text, complete_values(key))
 
 
-def output(flag: str, metavar: str | None, text: str) -> Any:
-    """An option that says where the answer goes."""
-    return typer.Option(flag, metavar=metavar, help=text, rich_help_panel=OUTPUT, show_default=False)
-
-
 def a_directory(flag: str, text: str) -> Any:
     """An option that names a directory; an empty one is refused, since it would be the present one."""
-    return typer.Option(flag, metavar="DIR", help=text, rich_help_panel=OUTPUT, show_default=False, parser=read_path)
+    return output(flag, "DIR", text, parser=read_path)
+
+
+def records(metavar: str, text: str) -> Any:
+    """An argument that names records."""
+    return typer.Argument(metavar=metavar, help=text, show_default=False, autocompletion=complete_record)
 
 
 def running(flag: str, text: str) -> Any:
@@ -66,6 +73,7 @@ def running(flag: str, text: str) -> Any:
     return typer.Option(flag, help=text, rich_help_panel=RUNNING)
 
 
+RecordPath = Annotated[Path, records("RECORD", "A record.json, a sweep's output directory, or - for stdin.")]
 Sets = Annotated[list[str] | None, setting("--set", "KEY=VALUE", "Any key of the spec; repeatable.", complete_setting)]
 Stages = Annotated[str | None, setting("--stages", "K", "Pipeline ranks, or auto.")]
 Schedule = Annotated[

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from chunktune.errors import EnvironmentFailedError, UsageError
+from chunktune.reading import places_of
+from chunktune.report import columns_of, encodable
 from chunktune.results import Record
 from chunktune.units import printable, shorten
 
@@ -35,6 +37,13 @@ class Outputs:
         """The file that a format goes to; "" where it is not asked for, or goes to stdout."""
         path = self.files.get(flag, "")
         return "" if path == STDOUT else path
+
+    def spare(self, read: Iterable[Path], what: str) -> None:
+        """Raises UsageError where an output would overwrite `what` is read: records, or directories that hold one."""
+        kept = {place for path in read for place in places_of(path)}
+        for flag, path in self.files.items():
+            if path != STDOUT and os.path.realpath(path) in kept:
+                raise UsageError(f"{flag} {path} would overwrite {what} that is read; give another file")
 
     def check(self) -> None:
         """Raises UsageError where two outputs share a place, or a file could not be written."""
@@ -96,10 +105,23 @@ def write(path: str, text: str, say: Callable[[str], None]) -> None:
     return say(f"Wrote {path}")
 
 
+def deliver_texts(
+    outputs: Outputs, render: Callable[[str], str], table: Callable[[int | None], str], say: Callable[[str], None]
+) -> None:
+    """Write every format asked for, `render(flag)`; without one on stdout, the `table` of a width goes there."""
+    for flag, path in outputs.files.items():
+        write(path, render(flag), say)
+    if not outputs.on_stdout:
+        to_stdout(table(columns_of(sys.stdout)))
+
+
 def to_stdout(text: str) -> None:
-    """Write to stdout, at once. Raises EnvironmentFailedError where nobody reads it or the disk is full."""
+    """Write to stdout, at once; characters that its encoding lacks are written as escapes.
+
+    Raises EnvironmentFailedError where nobody reads it or the disk is full.
+    """
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(encodable(text, sys.stdout))
         sys.stdout.flush()
     except OSError as error:
         raise _lost_stdout(error) from error

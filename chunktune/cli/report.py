@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from chunktune.cli import ci, options
-from chunktune.cli.completion import complete_record
-from chunktune.cli.outputs import STDOUT, Outputs, deliver, tell, to_stdout, write
+from chunktune.cli.outputs import Outputs, deliver, deliver_texts, tell, to_stdout
 from chunktune.cli.sweep import failure
 from chunktune.errors import UsageError
-from chunktune.reading import RECORD_FILE, load_records, record_names
+from chunktune.reading import load_records, record_names
+from chunktune.report import columns_of
 from chunktune.results import Record
 
 EXAMPLES = """
@@ -36,11 +33,8 @@ _ALONE = ("--html", "--trace")
 def report(
     records: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RECORD...",
-            help="A record.json, a sweep's output directory, or - for stdin; several are laid side by side.",
-            show_default=False,
-            autocompletion=complete_record,
+        options.records(
+            "RECORD...", "A record.json, a sweep's output directory, or - for stdin; several are laid side by side."
         ),
     ],
     json_file: Annotated[
@@ -87,10 +81,7 @@ def _check(records: Sequence[Path], outputs: Outputs, printed: str | None, chunk
         given = f"{' and '.join(alone)} shows one record, and {len(records)} are given"
         raise UsageError(f"{given}; name one, or use --json, --csv or --markdown")
     outputs.check()
-    sources = {file.absolute() for path in records for file in (path, path / RECORD_FILE)}
-    for flag, path in outputs.files.items():
-        if path != STDOUT and Path(path).absolute() in sources:
-            raise UsageError(f"{flag} {path} would overwrite the record that is read; give another file")
+    outputs.spare(records, "the record")
 
 
 def _deliver_one(record: Record, outputs: Outputs, chunks: int | None) -> None:
@@ -109,8 +100,7 @@ def _deliver_one(record: Record, outputs: Outputs, chunks: int | None) -> None:
 def _print_bars(record: Record) -> None:
     from chunktune.report.bars import marks_for, render_bars
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    if text := render_bars(record, width, marks_for(sys.stdout.encoding)):
+    if text := render_bars(record, columns_of(sys.stdout), marks_for(sys.stdout.encoding)):
         to_stdout(f"\n{text}")
 
 
@@ -123,8 +113,9 @@ def _deliver_several(found: Sequence[Record], names: Sequence[str], outputs: Out
         "--csv": side_by_side.to_csv,
         "--markdown": side_by_side.to_markdown,
     }
-    for flag, path in outputs.files.items():
-        write(path, renderings[flag](found, names), tell)
-    if not outputs.on_stdout:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        to_stdout(side_by_side.to_text(found, names, width))
+    deliver_texts(
+        outputs,
+        lambda flag: renderings[flag](found, names),
+        lambda width: side_by_side.to_text(found, names, width),
+        tell,
+    )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chunktune.cli.outputs import Outputs, tell, to_stdout, write
+from chunktune.cli.outputs import Outputs, deliver_texts, tell
 from chunktune.errors import CheckFailedError
 
 if TYPE_CHECKING:
@@ -49,11 +47,7 @@ def _deliver(found: Validation, outputs: Outputs) -> None:
         "--csv": report.to_csv,
         "--markdown": report.to_markdown,
     }
-    for flag, path in outputs.files.items():
-        write(path, renderings[flag](found), tell)
-    if not outputs.on_stdout:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        to_stdout(report.to_text(found, width))
+    deliver_texts(outputs, lambda flag: renderings[flag](found), lambda width: report.to_text(found, width), tell)
 
 
 def _conclude(found: Validation) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chunktune.cli import ci, options
-from chunktune.cli.completion import Complete, complete_record, complete_values, complete_varied
+from chunktune.cli.completion import complete_record, complete_values, complete_varied
 from chunktune.cli.counting import counted
-from chunktune.cli.outputs import Outputs, deliver, tell, to_stdout, write
+from chunktune.cli.outputs import Outputs, deliver, deliver_texts, tell, to_stdout
 from chunktune.cli.progress import How, decide
 from chunktune.cli.sweep import failure
 from chunktune.errors import InconclusiveError, InfeasibleError, UsageError
@@ -47,16 +47,7 @@ OVERRIDES: Mapping[str, str] = {
 }
 
 
-def _predicting(flag: str, metavar: str, text: str, complete: Complete, **more: Any) -> Any:
-    return typer.Option(
-        flag,
-        metavar=metavar,
-        help=text,
-        rich_help_panel=PREDICTION,
-        show_default=False,
-        autocompletion=complete,
-        **more,
-    )
+_predicting = partial(options.under, PREDICTION)
 
 
 def whatif(
@@ -314,11 +305,7 @@ def _deliver_grid(grid: Grid, outputs: Outputs, say: Callable[[str], None]) -> N
         "--csv": report.grid_csv,
         "--markdown": report.grid_markdown,
     }
-    for flag, path in outputs.files.items():
-        write(path, renderings[flag](grid), say)
-    if not outputs.on_stdout:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        to_stdout(report.grid_text(grid, width))
+    deliver_texts(outputs, lambda flag: renderings[flag](grid), lambda width: report.grid_text(grid, width), say)
 
 
 def _conclude(grid: Grid, *, strict: bool) -> int:

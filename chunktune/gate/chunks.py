@@ -12,9 +12,9 @@ _CHECK = "chunks"
 
 def chunks(record: Record, conditions: Conditions, baseline: Record | None) -> tuple[Finding, ...]:
     """The choice against the baseline's and against the M that is expected; without either, that there is one."""
-    chosen = None if record.verdict is None else record.verdict.chunks
+    chosen = record.chosen
     wanted = conditions.expect_chunks
-    theirs = None if baseline is None or baseline.verdict is None else baseline.verdict.chunks
+    theirs = None if baseline is None else baseline.chosen
     if chosen is None:
         return (_nothing_chosen(record, wanted if theirs is None else theirs),)
     findings = [] if theirs is None else [_against(record, chosen, theirs, _CHECK, "the baseline's")]
@@ -29,7 +29,7 @@ def standing_of(record: Record) -> Standing | None:
     if not fits:
         return None
     best = next((each.against for each in record.comparisons), None)
-    chosen = None if record.verdict is None else record.verdict.chunks
+    chosen = record.chosen
     if best not in fits:
         best = chosen if chosen in fits else fits[0]
     against = {each.chunks: each for each in record.comparisons if each.against == best}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from chunktune.fields import closest
 from chunktune.gate.finding import Finding, Outcome
+from chunktune.record import flat
 from chunktune.results import Record
 from chunktune.resume import FREE_KEYS
 from chunktune.tables import FAMILIES, SECTIONS
@@ -18,7 +19,6 @@ SPEC = "spec"
 MACHINE_KEYS = ("torch", "device", "driver", "cuda", "nccl")
 ALLOW_RULE = f"one of {', '.join((*MACHINE_KEYS, SPEC))}, or a key or table of the spec such as pipeline.stages"
 NOT_RECORDED = "not recorded"
-_DEEPEST = 16
 _MOST_CHARACTERS = 200
 # Nobody asks for these to be equal, and a reader of a slowdown wants to know.
 _NOTED = ("python", "system")
@@ -121,7 +121,7 @@ def _noted(check: str, expected: str | None, found: str | None) -> Finding | Non
 
 
 def _of_specs(record: Record, baseline: Record, allowed: tuple[str, ...]) -> list[Finding]:
-    mine, theirs = dict(_leaves(record.spec)), dict(_leaves(baseline.spec))
+    mine, theirs = dict(flat(record.spec)), dict(flat(baseline.spec))
     keys = [key for key in dict.fromkeys((*theirs, *mine)) if _decides(key)]
     values = {key: (_value(key, theirs, baseline), _value(key, mine, record)) for key in keys}
     findings = []
@@ -163,14 +163,6 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(_equal(a, b) for a, b in zip(one, other, strict=True))
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
-
-
-def _leaves(table: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping) and value and depth < _DEEPEST:
-            yield from _leaves(value, f"{prefix}{key}.", depth + 1)
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _spec_keys() -> dict[str, None]:

@@ -11,7 +11,7 @@ _ROUNDING = 1e-9
 
 def memory(record: Record, conditions: Conditions, baseline: Record | None) -> tuple[Finding, ...]:
     """Headroom and peak of the chosen M; nothing for a record that chose none."""
-    if record.verdict is None or record.verdict.chunks is None:
+    if record.chosen is None:
         return ()
     findings = []
     if (least := _least_headroom(conditions, baseline)) is not None:
@@ -122,7 +122,7 @@ def _peak_change(record: Record, baseline: Record) -> list[Finding]:
 
 def _stages(record: Record) -> list[StageFigures]:
     """What the ranks measured at the chosen M, in the sweep and in the confirmation."""
-    chosen = None if record.verdict is None else record.verdict.chunks
+    chosen = record.chosen
     trials = [*record.trials, *([] if record.confirmation is None else [record.confirmation])]
     return [stage for trial in trials if trial.chunks == chosen and trial.fits for stage in trial.stages]
 

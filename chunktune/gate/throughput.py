@@ -32,7 +32,7 @@ def measured_at(record: Record, chunks: int | None) -> Trial | None:
 
 def throughput(record: Record, conditions: Conditions, baseline: Record) -> tuple[Finding, ...]:
     """The throughput of the two choices; where they differ, also that of the baseline's M in both records."""
-    mine, theirs = _choice(record), _choice(baseline)
+    mine, theirs = record.chosen, baseline.chosen
     if mine is None or theirs is None:
         return ()
     findings = [_finding("throughput", ratio_of(record, mine, baseline, theirs), conditions.max_slowdown)]
@@ -134,7 +134,3 @@ def _is_timed(trial: Trial) -> bool:
 def _confirmed_at(record: Record, chunks: int) -> Trial | None:
     trial = record.confirmation
     return trial if trial is not None and trial.chunks == chunks and _is_timed(trial) else None
-
-
-def _choice(record: Record) -> int | None:
-    return None if record.verdict is None else record.verdict.chunks

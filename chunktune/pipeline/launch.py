@@ -1,7 +1,7 @@
 """Starting the workers: by torch's own elastic launcher, or not at all under the user's torchrun.
 
-One launch serves every M; a second one confirms the choice in fresh processes. The agent restarts a group that
-died, and the new rank 0 goes on from the journal. Everything listens on loopback only.
+One launch serves every M; a second one confirms the choice in fresh processes. Where a group died, why is journaled
+here, and a new launch goes on from the journal. Everything listens on loopback only.
 """
 
 from __future__ import annotations
@@ -50,7 +50,17 @@ from chunktune.pipeline.group import (
 )
 from chunktune.pipeline.plan import make_plan
 from chunktune.pipeline.server import START_METHOD, start_server, stop_server
-from chunktune.record import Event, Journal, Status, assemble, measured_of, read_events, read_record, write_record
+from chunktune.record import (
+    Event,
+    Journal,
+    Status,
+    assemble,
+    measured_of,
+    read_events,
+    read_record,
+    start_of,
+    write_record,
+)
 from chunktune.replay import lost_event
 from chunktune.request import SweepRequest
 from chunktune.results import Record
@@ -125,7 +135,7 @@ def _devices(request: SweepRequest, stages: int) -> list[str]:
 
 
 class _Launch:
-    """The launches of one sweep on this machine: one to measure, one more for every confirmation."""
+    """The launches of one sweep on this machine: one to measure, one more for every confirmation and every loss."""
 
     def __init__(self, request: SweepRequest, stages: int, rungs: int) -> None:
         spec = request.spec.model_copy(update={"pipeline": request.spec.pipeline.model_copy(update={"stages": stages})})
@@ -241,7 +251,7 @@ class _Launch:
         if lost is not None and status == "failed":
             with Journal(self._journal) as journal:
                 journal.append(lost)
-        if not any(event["event"] == "start" for event in events):
+        if start_of(events) is None:
             return "nothing was measured yet"
         path = self._output / "record.json"
         write_record(assemble(read_events(self._journal), status), path)
@@ -345,7 +355,8 @@ class _Warden:
     torch's agent waits for the result of every worker; one that left with exit status 0 never brings it.
     """
 
-    _GRACE_S, _RESTART_S = 15.0, 90.0  # one gone of several; all gone, as when the agent starts them again
+    # One gone of several; all gone, as those of the last group are until this one has journaled its own.
+    _GRACE_S, _START_S = 15.0, 90.0
 
     def __init__(self, journal: Path, handler: _LoopbackRendezvous) -> None:
         self.alarmed = False
@@ -369,7 +380,7 @@ class _Warden:
             while not self._stop.wait(1.0):
                 alive = sum(Path("/proc", str(pid)).exists() for pid in pids)
                 missing_s = missing_s + 1.0 if alive < len(pids) and not outcome_of(self._handler.store) else 0.0
-                if missing_s > (self._GRACE_S if alive else self._RESTART_S):
+                if missing_s > (self._GRACE_S if alive else self._START_S):
                     self.alarmed = True
                     os.kill(os.getpid(), signal.SIGHUP)  # the agent obeys it; nobody takes it for the user's word
                     return

@@ -25,7 +25,7 @@ from chunktune.pipeline.live import FreshGroupNeededError, LivePipeline
 from chunktune.pipeline.measure import Measurer
 from chunktune.pipeline.plan import Plan
 from chunktune.pipeline.rehearsed import RehearsedPipeline
-from chunktune.record import Event, Journal, assemble, measured_of, read_events, write_record
+from chunktune.record import Event, Journal, assemble, measured_of, read_events, start_of, write_record
 from chunktune.replay import JournaledRunner, lost_event
 from chunktune.request import SweepRequest
 from chunktune.results import SCHEMA_VERSION, Record, Trial
@@ -35,7 +35,6 @@ from chunktune.resume import (
     note_resumed,
     refuse_other_machine,
     refuse_other_question,
-    start_of,
 )
 from chunktune.search import search
 from chunktune.standing import Rules

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+import shutil
 import textwrap
 import unicodedata
+from collections.abc import Callable
+from typing import TextIO, TypeVar
 
 from chunktune.results import Record, StageFigures, Trial
+from chunktune.units import format_bytes, format_share
+
+T = TypeVar("T")
 
 # CSI and OSC sequences, in their 7-bit and 8-bit forms: taken out whole, so that no "[31m" is left behind.
 _ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?")
@@ -63,6 +69,30 @@ def setting(record: Record, section: str, key: str) -> object:
 def format_rate(per_second: float) -> str:
     """A rate with four significant digits, whole and with thousands separators from 10,000 on."""
     return f"{per_second:,.0f}" if per_second >= 9999.5 else f"{per_second:.4g}"
+
+
+def or_dash(value: T | None, form: Callable[[T], str]) -> str:
+    """A value for people; "-" where it is not known."""
+    return "-" if value is None else form(value)
+
+
+def peak_text(peak_bytes: int | None, rank: int | None, budget_bytes: int | None) -> str:
+    """The peak of the fullest rank: its share of what the rank may use where that is known, the bytes, the rank."""
+    if peak_bytes is None:
+        return "-"
+    size = f"{format_bytes(peak_bytes)}, rank {rank}"
+    return f"{format_share(peak_bytes / budget_bytes)}, {size}" if budget_bytes else size
+
+
+def columns_of(stream: TextIO) -> int | None:
+    """How wide a text for the stream may be; None for one that is no terminal."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    """`text` with what the stream's encoding lacks written as escapes."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def wrap(text: str, width: int | None, label: str = "") -> list[str]:

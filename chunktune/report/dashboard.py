@@ -21,8 +21,7 @@ def to_benchmark(record: Record) -> str:
 
     All at the chosen M; what is not known is left out, so that a record without a choice gives an empty array.
     """
-    verdict = record.verdict
-    trial = None if verdict is None else trial_of(record, verdict.chunks)
+    trial = trial_of(record, record.chosen)
     entries = [] if trial is None else [_step(trial), _peak(trial), _bubble(trial)]
     named = [_named(entry, record, trial) for entry in entries if entry is not None and trial is not None]
     return json.dumps(named, indent=2, allow_nan=False) + "\n"

@@ -13,7 +13,7 @@ from chunktune.report import format_rate, plain, wrap
 from chunktune.report.summary import LONGEST_CELL, shown_setting
 from chunktune.report.tabular import escaped, markdown_table
 from chunktune.report.trials import draw
-from chunktune.units import format_bytes, format_share, shorten
+from chunktune.units import counted, format_bytes, format_share, shorten
 
 HEADINGS = ("check", "result", "expected", "found", "by")
 RESULTS: Mapping[Outcome, str] = {"failed": "FAILED", "warning": "warning", "passed": "passed", "noted": "noted"}
@@ -60,11 +60,6 @@ def headline(gate: Gate) -> str:
     warned = f", {counted(warnings, 'warning')}" if warnings else ""
     against = "" if gate.baseline is None else f" against {gate.baseline}"
     return plain(f"chunktune check: {failed}{warned} ({gate.record}{against})")
-
-
-def counted(count: int, what: str) -> str:
-    """A count with its noun: "1 check", "2 checks"."""
-    return f"{count} {what}" + ("" if count == 1 else "s")
 
 
 def differing_lines(gate: Gate) -> list[str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from chunktune.report import format_rate, wrap
+from chunktune.report import format_rate, or_dash, wrap
 from chunktune.report.bars import ASCII, Marks
 from chunktune.report.history import Row, moment
 from chunktune.report.tabular import guarded, markdown_table
@@ -91,12 +90,12 @@ def _cells(row: Row) -> dict[str, str]:
         "spec": str(row.spec),
         "record": shorten(row.record, _LONGEST_NAME),
         "schedule": row.schedule or "-",
-        "K": _or_dash(row.stages, str),
+        "K": or_dash(row.stages, str),
         "M": _answer(row),
-        "b": _or_dash(row.micro_batch, str),
-        "N": _or_dash(row.mini_batch, str),
+        "b": or_dash(row.micro_batch, str),
+        "N": or_dash(row.mini_batch, str),
         "limit": f"{row.limit or '-'}{', below' if row.limit_side == 'below' else ''}",
-        "samples/s": _or_dash(row.throughput_samples_per_s, format_rate),
+        "samples/s": or_dash(row.throughput_samples_per_s, format_rate),
         "change": _change(row),
         "peak of budget": _peak(row),
         "confidence": row.confidence or "-",
@@ -135,7 +134,3 @@ def _kind(row: Row) -> str:
     quick = ["quick"] if row.quick else []
     cut_off = [] if row.status == "complete" else [row.status]
     return ", ".join([row.mode, *quick, *cut_off])
-
-
-def _or_dash(value: Any, form: Callable[[Any], str]) -> str:
-    return "-" if value is None else form(value)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.cells import cell_len
 
-from chunktune.report import format_rate, plain, trial_of, wrap
+from chunktune.report import format_rate, or_dash, peak_text, plain, trial_of, wrap
 from chunktune.report.summary import (
     CSV_COLUMNS,
     LONGEST_CELL,
-    Summary,
     differences,
     settings_of,
     shown_setting,
@@ -24,7 +22,7 @@ from chunktune.report.summary import (
 from chunktune.report.tabular import guarded, markdown_table
 from chunktune.report.trials import draw, fit, step_cell
 from chunktune.results import Record
-from chunktune.units import format_bytes, format_share, shorten
+from chunktune.units import format_share, shorten
 
 # What a narrow terminal does without, the dearest last; record, M, limit and samples/s always stay.
 _DISPENSABLE = ("N", "b", "bubble", "step", "confidence", "peak of budget")
@@ -84,13 +82,13 @@ def _cells(record: Record, name: str) -> dict[str, str]:
     return {
         "record": shorten(each.record, LONGEST_CELL),
         "M": _answer(record),
-        "b": _or_dash(each.micro_batch, str),
-        "N": _or_dash(each.mini_batch, str),
+        "b": or_dash(each.micro_batch, str),
+        "N": or_dash(each.mini_batch, str),
         "limit": f"{each.limit or '-'}{', below' if each.limit_side == 'below' else ''}",
-        "samples/s": _or_dash(each.throughput_samples_per_s, format_rate),
+        "samples/s": or_dash(each.throughput_samples_per_s, format_rate),
         "step": "-" if trial is None else step_cell(trial),
-        "bubble": _or_dash(each.bubble, format_share),
-        "peak of budget": _peak(each),
+        "bubble": or_dash(each.bubble, format_share),
+        "peak of budget": peak_text(each.peak_bytes, each.peak_rank, each.budget_bytes),
         "confidence": each.confidence or "-",
     }
 
@@ -99,13 +97,6 @@ def _answer(record: Record) -> str:
     if record.verdict is None:
         return "no verdict"
     return "no M" if record.verdict.chunks is None else str(record.verdict.chunks)
-
-
-def _peak(each: Summary) -> str:
-    if each.peak_bytes is None:
-        return "-"
-    size = f"{format_bytes(each.peak_bytes)}, rank {each.peak_rank}"
-    return size if not each.budget_bytes else f"{format_share(each.peak_bytes / each.budget_bytes)}, {size}"
 
 
 def _differing_lines(records: Sequence[Record], names: Sequence[str], width: int | None) -> list[str]:
@@ -125,7 +116,3 @@ def _one_line(row: Sequence[str], headings: Sequence[str]) -> str:
     for value, name in zip(row[1:], headings[1:], strict=True):
         holders.setdefault(value, []).append(name)
     return f"{row[0]}: " + "; ".join(f"{value} ({', '.join(held)})" for value, held in holders.items())
-
-
-def _or_dash(value: Any, form: Callable[[Any], str]) -> str:
-    return "-" if value is None else form(value)

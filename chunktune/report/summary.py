@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from chunktune.record import flat
 from chunktune.report import fullest_stage, plain, trial_of
 from chunktune.report.limit import STATE_WORDS
 from chunktune.results import Bubble, Confidence, Finite, Frozen, Limit, Record, StageFigures, Trial
@@ -15,7 +16,6 @@ from chunktune.units import shorten
 LONGEST_CELL = 60
 # Of a device: what is another at every start, or in every place of the list.
 _PASSING = ("pid", "rank", "overhead_bytes")
-_DEEPEST = 16
 _OF_VERDICT = ("chunks", "micro_batch", "mini_batch", "limit", "limit_side", "confidence")
 
 
@@ -67,7 +67,7 @@ def summaries(records: Sequence[Record], names: Sequence[str]) -> list[Summary]:
 def summary(record: Record, name: str, differs: Mapping[str, Any] | None = None) -> Summary:
     """The answer of one record; `differs` as in `Summary`."""
     verdict = record.verdict
-    trial = None if verdict is None else trial_of(record, verdict.chunks)
+    trial = trial_of(record, record.chosen)
     return Summary(
         record=plain(name),
         mode=record.mode,
@@ -125,9 +125,9 @@ def settings_of(record: Record) -> dict[str, Any]:
         "mode": record.mode,
         "status": record.status,
         "quick": record.quick,
-        **dict(_flat(record.tool, "tool")),
-        **dict(_flat(record.spec, "spec")),
-        **dict(_flat(environment, "environment")),
+        **dict(flat(record.tool, "tool.")),
+        **dict(flat(record.spec, "spec.")),
+        **dict(flat(environment, "environment.")),
         **_device_settings(record.environment.get("devices")),
     }
 
@@ -137,14 +137,6 @@ def differences(settings: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, .
     keys = dict.fromkeys(key for each in settings for key in each)
     values = {key: tuple(each.get(key) for each in settings) for key in keys}
     return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
-
-
-def _flat(table: Mapping[str, Any], prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping) and value and depth < _DEEPEST:
-            yield from _flat(value, f"{prefix}.{key}", depth + 1)
-        else:
-            yield f"{prefix}.{key}", value
 
 
 def _device_settings(devices: object) -> dict[str, Any]:

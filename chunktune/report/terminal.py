@@ -5,11 +5,12 @@ No colour and no control code is ever written: what goes to a log is what stands
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from chunktune.report import (
+    columns_of,
+    encodable,
     format_rate,
     fullest_stage,
     plain,
@@ -40,9 +41,7 @@ _LABEL_COLUMNS = 15
 
 def print_record(record: Record, file: TextIO) -> None:
     """Write the table and the verdict block, as wide as the terminal, or as wide as they are off one."""
-    width = shutil.get_terminal_size().columns if file.isatty() else None
-    encoding = file.encoding or "utf-8"
-    file.write(render(record, width).encode(encoding, "backslashreplace").decode(encoding))
+    file.write(encodable(render(record, columns_of(file)), file))
     file.flush()
 
 

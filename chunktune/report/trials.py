@@ -10,6 +10,7 @@ from chunktune.report import (
     format_rate,
     fullest_stage,
     is_chosen,
+    or_dash,
     share_of_budget,
     slowest_stage,
     tokens_per_sample,
@@ -63,18 +64,18 @@ def _cells(trial: Trial, tokens: int | None, record: Record) -> dict[str, str]:
         "state": f"{_state(trial, record)}, chosen" if is_chosen(record, trial) else _state(trial, record),
         "of best": _of_best(trial, record),
         "step": step_cell(trial),
-        "samples/s": _or_dash(rate, format_rate),
+        "samples/s": or_dash(rate, format_rate),
     }
     if tokens is not None:
-        cells["tokens/s"] = _or_dash(None if rate is None else rate * tokens, format_rate)
+        cells["tokens/s"] = or_dash(None if rate is None else rate * tokens, format_rate)
     cells |= {
-        "bubble": _or_dash(bubble.measured, format_share),
-        "ideal": _or_dash(bubble.ideal, format_share),
+        "bubble": or_dash(bubble.measured, format_share),
+        "ideal": or_dash(bubble.ideal, format_share),
         "peak of budget": peak_cell(trial),
         "slowest stage": _slowest(trial),
     }
     if record.mode != "predicted":
-        cells["loss"] = _or_dash(trial.loss, "{:.6g}".format)
+        cells["loss"] = or_dash(trial.loss, "{:.6g}".format)
     return {**cells, **comparison_cells(trial, record)}
 
 
@@ -201,7 +202,3 @@ def _padded(cell: str, width: int, left: bool) -> str:
     """`cell` in `width` columns; a character may take none or two of them."""
     space = " " * (width - cell_len(cell))
     return cell + space if left else space + cell
-
-
-def _or_dash(value: float | None, form: Callable[[float], str]) -> str:
-    return "-" if value is None else form(value)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chunktune import __version__
-from chunktune.report import format_rate, plain, wrap
+from chunktune.report import format_rate, or_dash, peak_text, plain, wrap
 from chunktune.report.tabular import escaped, guarded
 from chunktune.report.trials import draw, fit
 from chunktune.units import format_bytes, format_seconds, format_share
@@ -109,26 +109,19 @@ def _table(grid: Grid, width: int | None) -> list[str]:
 def _cells(grid: Grid, row: Row) -> dict[str, str]:
     cells = {name_of(key): _shown(row.settings.get(key)) for key in grid.varied}
     own: Mapping[str, str] = {
-        "M": _or_dash(row.chunks, str),
-        "b": _or_dash(row.micro_batch, str),
-        "N": _or_dash(row.mini_batch, str),
+        "M": or_dash(row.chunks, str),
+        "b": or_dash(row.micro_batch, str),
+        "N": or_dash(row.mini_batch, str),
         "limit": f"{row.limit or '-'}{', below' if row.limit_side == 'below' else ''}",
-        "samples/s": _or_dash(row.throughput_samples_per_s, format_rate),
-        "a device": _or_dash(row.samples_per_s_a_device, format_rate),
-        "step": _or_dash(row.step_s, format_seconds),
-        "bubble": _or_dash(row.bubble, format_share),
-        "peak of budget": _peak(row),
+        "samples/s": or_dash(row.throughput_samples_per_s, format_rate),
+        "a device": or_dash(row.samples_per_s_a_device, format_rate),
+        "step": or_dash(row.step_s, format_seconds),
+        "bubble": or_dash(row.bubble, format_share),
+        "peak of budget": peak_text(row.peak_bytes, row.peak_rank, row.budget_bytes),
         "memory": row.memory or "-",
         "basis": row.basis or "-",
     }
     return cells | {name: cell for name, cell in own.items() if name not in cells}
-
-
-def _peak(row: Row) -> str:
-    if row.peak_bytes is None:
-        return "-"
-    size = f"{format_bytes(row.peak_bytes)}, rank {row.peak_rank}"
-    return size if not row.budget_bytes else f"{format_share(row.peak_bytes / row.budget_bytes)}, {size}"
 
 
 def _without(grid: Grid, row: Row) -> str:
@@ -170,7 +163,3 @@ def _peak_words(row: Foretold) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:+.1f}%"
-
-
-def _or_dash(value: Any, form: Any) -> str:
-    return "-" if value is None else str(form(value))

@@ -73,6 +73,26 @@ def command_line() -> Any:
     return get_command(app)
 
 
+def imported(*commands: Sequence[str]) -> tuple[list[int], set[str]]:
+    """The exit codes of commands that one new process runs, and every module that it has imported by then."""
+    script = (
+        "import json, sys\n"
+        "from chunktune.cli.app import main\n"
+        "codes = [main(arguments) for arguments in json.loads(sys.argv[1])]\n"
+        "print(json.dumps([codes, sorted(sys.modules)]), file=sys.stderr)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+        check=False,
+    )
+    codes, modules = json.loads(ended.stderr.splitlines()[-1])
+    return codes, set(modules)
+
+
 def ask(*arguments: str) -> Answer:
     """Run a command here; one that does not come back is interrupted."""
     out, err = Stdout(), Stdout()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from asking import imported
 
 import chunktune
 from chunktune.cli.app import main
@@ -183,13 +184,8 @@ def test_a_stream_that_lacks_the_characters_gets_others(tmp_path: Path) -> None:
 
 def test_nothing_heavy_is_ever_imported(runs: Path, tmp_path: Path) -> None:
     formats = [word for name in ("json", "csv", "markdown") for word in (f"--{name}", str(tmp_path / name))]
-    script = (
-        "import sys\n"
-        "from chunktune.cli.app import main\n"
-        f"code = main(['history', {str(runs)!r}, *{formats!r}])\n"
-        "print(code, sorted(set(sys.modules) & {'torch', 'pandas', 'numpy', 'rich.console'}))\n"
-    )
-    assert run("-c", script).stdout.splitlines()[-1] == "0 []"
+    codes, modules = imported(["history", str(runs), *formats])
+    assert (codes, modules & {"torch", "pandas", "numpy", "rich.console"}) == ([0], set())
 
 
 def test_the_help_has_examples() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from asking import imported
 
 import chunktune
 from chunktune.cli.app import main
@@ -54,18 +52,5 @@ def test_a_trace_that_cannot_be_is_a_usage_error(
 
 
 def test_a_trace_needs_nothing_heavy() -> None:
-    script = (
-        "import sys\n"
-        "from chunktune.cli.app import main\n"
-        f"code = main(['report', {str(GOLDEN)!r}, '--trace', '-'])\n"
-        "print(code, sorted(set(sys.modules) & {'torch', 'pandas', 'numpy', 'rich.console'}), file=sys.stderr)\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120,
-        check=False,
-    )
-    assert ended.stderr.splitlines()[-1] == "0 []"
+    codes, modules = imported(["report", str(GOLDEN), "--trace", "-"])
+    assert (codes, modules & {"torch", "pandas", "numpy", "rich.console"}) == ([0], set())
