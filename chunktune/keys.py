@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+FREE_KEYS = ("sweep.budget", "sweep.trial_timeout")
+"""Keys that say how long to go on, not what is measured: they may change, and are no difference."""
+
 TABLES: Mapping[str, str] = {
     "model": "what is trained; the other keys belong to the family",
     "pipeline": "how the model is spread over the ranks",

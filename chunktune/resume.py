@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 import chunktune
 from chunktune.errors import EnvironmentFailedError, UsageError
+from chunktune.keys import FREE_KEYS
 from chunktune.reading import checked
 from chunktune.record import (
     Event,
@@ -34,8 +35,6 @@ from chunktune.results import Round, Trial
 from chunktune.spec import Spec
 from chunktune.units import shorten
 
-FREE_KEYS = ("sweep.budget", "sweep.trial_timeout")
-"""Keys of the spec that may change: they say how long to go on, not what is measured."""
 _SOFTWARE = ("torch", "cuda", "nccl")
 _DEVICE = ("kind", "name", "memory_bytes", "cores")
 _MOST_NAMED = 12

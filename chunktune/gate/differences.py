@@ -9,9 +9,9 @@ from typing import Any
 
 from chunktune.fields import closest
 from chunktune.gate.finding import Finding, Outcome
+from chunktune.keys import FREE_KEYS
 from chunktune.record import flat
 from chunktune.results import Record
-from chunktune.resume import FREE_KEYS
 from chunktune.tables import FAMILIES, SECTIONS
 from chunktune.units import shorten
 
