@@ -7,17 +7,22 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
+from chunktune.cli import interrupts
+
 
 def entry() -> NoReturn:
     """Run the command line, then leave at once: Python takes seconds to tear torch down for nothing.
 
     Interrupting is answered from the first import on.
     """
+    interrupts.remember()
     try:
         from chunktune.cli.app import main
 
         code = main()
-    except KeyboardInterrupt:
+    except BaseException:
+        if not interrupts.seen():
+            raise
         print("error: interrupted", file=sys.stderr)
         code = 130
     for stream in (sys.stdout, sys.stderr):

@@ -21,6 +21,7 @@ import typer
 from typer.main import get_command
 
 from chunktune import __version__
+from chunktune.cli import interrupts
 from chunktune.cli.check import EXAMPLES as CHECK_EXAMPLES
 from chunktune.cli.check import check
 from chunktune.cli.completion import join_bash_words
@@ -96,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = get_command(app)(args=given, prog_name="chunktune", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
-        return report(error, debug="--debug" in given)
+        lost = interrupts.seen() and not isinstance(error, ChunktuneError)
+        return report(KeyboardInterrupt() if lost else error, debug="--debug" in given)
     if code == _INTERRUPTED:
         print("error: interrupted", file=sys.stderr)  # typer makes an exit code of Ctrl-C, and says nothing
     return code if isinstance(code, int) else 0

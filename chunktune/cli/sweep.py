@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chunktune.cli import ci, options
+from chunktune.cli import ci, interrupts, options
 from chunktune.cli.options import overrides
 from chunktune.cli.outputs import Outputs, deliver, settle_directory, tell, to_stdout, write
 from chunktune.cli.progress import How, Progress, decide
@@ -207,6 +207,7 @@ def _launched(request: SweepRequest, how: How) -> tuple[Record | None, Path]:
     with Progress(sys.stderr, how, request.spec.sweep.budget) as progress:
         from chunktune.pipeline import launch
 
+        interrupts.check()
         return launch.run(request, progress), progress.output_dir or Path(request.output_dir)
 
 

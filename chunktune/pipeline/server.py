@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from multiprocessing import forkserver
 
 START_METHOD = "forkserver"
@@ -19,7 +20,8 @@ def start_server() -> None:
     Every group of workers, restarts and the confirmation included, then starts without importing torch again.
     """
     multiprocessing.set_forkserver_preload(PRELOADED)
-    forkserver.ensure_running()
+    with _warnings_ignored("ignore::UserWarning:multiprocessing.resource_tracker"):
+        forkserver.ensure_running()
 
 
 def outlive_no_server() -> None:
@@ -33,6 +35,20 @@ def outlive_no_server() -> None:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, descriptor, inheritable=False)
         os.close(nothing)
+
+
+@contextlib.contextmanager
+def _warnings_ignored(rule: str) -> Iterator[None]:
+    """Processes that start inside ignore these warnings: Python's tracker of semaphores tells of a forced end."""
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = f"{before},{rule}" if before else rule
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def stop_server() -> None:
