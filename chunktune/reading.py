@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from chunktune.errors import EnvironmentFailedError, UsageError
-from chunktune.record import assemble, parse_record, read_events
+from chunktune.journal import read_events
+from chunktune.record import assemble, parse_record
 from chunktune.results import Frozen, Record, Trial
 from chunktune.units import format_bytes, shown
 

@@ -21,18 +21,12 @@ from datetime import datetime
 from typing import Any, Literal, Protocol
 
 from chunktune.errors import EnvironmentFailedError
-from chunktune.record import (
-    LOST_STATES,
-    Event,
-    last_elapsed_s,
-    loss_is_final,
-    lost_chunks,
-    lost_trial,
-    validated,
-)
+from chunktune.journal import Event, last_elapsed_s
+from chunktune.record import LOST_STATES, loss_is_final, lost_chunks, lost_trial
 from chunktune.results import Round, Trial
 from chunktune.search import TrialLost
 from chunktune.standing import Fresh
+from chunktune.strict import validated
 
 __all__ = ["Fresh", "JournaledRunner", "LiveRunner", "Task", "lost_event"]
 

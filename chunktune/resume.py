@@ -16,23 +16,14 @@ from pydantic import ValidationError
 
 import chunktune
 from chunktune.errors import EnvironmentFailedError, UsageError
+from chunktune.journal import Event, Journal, asked, end_of, last_elapsed_s, read_events, start_of
 from chunktune.keys import FREE_KEYS
 from chunktune.reading import checked
-from chunktune.record import (
-    Event,
-    Journal,
-    asked,
-    assemble,
-    end_of,
-    flat,
-    last_elapsed_s,
-    read_events,
-    start_of,
-    validated,
-)
+from chunktune.record import assemble, flat
 from chunktune.request import SweepRequest
 from chunktune.results import Round, Trial
 from chunktune.spec import Spec
+from chunktune.strict import validated
 from chunktune.units import shorten
 
 _SOFTWARE = ("torch", "cuda", "nccl")

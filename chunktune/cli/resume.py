@@ -27,7 +27,8 @@ class Unfinished:
 
     def resolved(self, sets: Sequence[str], flags: Mapping[str, tuple[str, Any]]) -> Resolved:
         """The spec of the journal under the settings of this command. Raises SpecError."""
-        from chunktune.record import assemble, start_of
+        from chunktune.journal import start_of
+        from chunktune.record import assemble
 
         start = start_of(self.events) or {}
         path = Path(start.get("spec_dir") or Path.cwd()) / f"{start.get('name') or 'sweep'}.toml"
@@ -51,7 +52,8 @@ class Unfinished:
 
         Raises UsageError where it was asked something else, whether it had or not.
         """
-        from chunktune.record import assemble, start_of, write_record
+        from chunktune.journal import start_of
+        from chunktune.record import assemble, write_record
         from chunktune.resume import as_recorded, is_finished, refuse_other_question
 
         settled = (start_of(self.events) or {})["spec"]["pipeline"]
@@ -72,7 +74,7 @@ def unfinished(directory: Path, given: Mapping[str, object]) -> Unfinished:
 
     Raises UsageError where there is none, or where the command line says two things.
     """
-    from chunktune.record import start_of
+    from chunktune.journal import start_of
     from chunktune.resume import journal_of
 
     for flag, value in given.items():

@@ -7,60 +7,37 @@ here, and a new launch goes on from the journal. Everything listens on loopback 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import shlex
 import shutil
 import signal
 import sys
-import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-    rendezvous_handler_registry,
-)
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from chunktune import errors
 from chunktune.device import resolve_kind
 from chunktune.errors import ChunktuneError, EnvironmentFailedError, InterruptedSweepError, UsageError
+from chunktune.journal import Event, Journal, OnEvent, followed, read_events, start_of
 from chunktune.locks import holding, holding_directory
 from chunktune.pipeline import worker
-from chunktune.pipeline.group import (
-    EXIT_LOST,
-    first_note,
-    loopback_store,
-    outcome_of,
-    running_of,
-    under_launcher,
-)
+from chunktune.pipeline.group import EXIT_LOST, first_note, outcome_of, running_of, under_launcher
 from chunktune.pipeline.plan import make_plan
+from chunktune.pipeline.rendezvous import BACKEND, LoopbackRendezvous, registered
 from chunktune.pipeline.server import START_METHOD, start_server, stop_server
-from chunktune.record import (
-    Event,
-    Journal,
-    Status,
-    assemble,
-    measured_of,
-    read_events,
-    read_record,
-    start_of,
-    write_record,
-)
+from chunktune.pipeline.signals import handlers_restored, leaving_at_the_second_signal
+from chunktune.pipeline.warden import Warden
+from chunktune.record import Status, assemble, measured_of, read_record, write_record
 from chunktune.replay import lost_event
 from chunktune.request import SweepRequest
 from chunktune.results import Record
@@ -72,8 +49,6 @@ SPARE_RESTARTS = 16
 _STILLBORN = 2
 """Groups in a row that may end before they journal a line."""
 _CHATTY = ("torch.distributed.elastic", "torch.multiprocessing")
-_BACKEND = "chunktune-loopback"
-OnEvent = Callable[[Event], None]
 
 
 def run(request: SweepRequest, on_event: OnEvent) -> Record | None:
@@ -151,7 +126,7 @@ class _Launch:
         with holding_directory(self._output):
             self._prepare_output()
             start_server()
-            with _handlers_restored(), _leaving_at_the_second_signal(self._go_on):
+            with handlers_restored(), leaving_at_the_second_signal(self._go_on, stop_server):
                 return self._run(on_event)
 
     def _run(self, on_event: OnEvent) -> Record:
@@ -193,20 +168,20 @@ class _Launch:
         shutil.rmtree(self._output / "logs", ignore_errors=True)
 
     def _launch_once(self) -> dict[str, str]:
-        handler = _LoopbackRendezvous()
+        handler = LoopbackRendezvous()
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=self._processes,
             run_id="chunktune",
-            rdzv_backend=_BACKEND,
+            rdzv_backend=BACKEND,
             max_restarts=0,  # the parent journals what ended a group before it starts the next
             monitor_interval=0.1,
             start_method=START_METHOD,
             local_addr="127.0.0.1",
             logs_specs=DefaultLogsSpecs(log_dir=str(self._output / "logs"), redirects=Std.ALL),
         )
-        with _registered(handler), _environment(_worker_environment()), _Warden(self._journal, handler) as warden:
+        with registered(handler), _environment(_worker_environment()), Warden(self._journal, handler) as warden:
             try:
                 elastic_launch(config, worker.main)(self._request.to_json())
             except ChildFailedError as error:
@@ -217,7 +192,7 @@ class _Launch:
                 return self._lost(handler, None, "a worker ended by itself, with exit status 0")
         return outcome_of(handler.store)
 
-    def _lost(self, handler: _LoopbackRendezvous, rank: int | None, words: str) -> dict[str, str]:
+    def _lost(self, handler: LoopbackRendezvous, rank: int | None, words: str) -> dict[str, str]:
         """Journal why the group ended: in a worker's own words, the first by time, else in those of the agent."""
         note = first_note(handler.store, 1, self._processes)
         if note is None:
@@ -304,157 +279,6 @@ def _last_words(error: ChildFailedError) -> tuple[int, str]:
     return rank, f"rank {rank} ended by itself, with exit status {failure.exitcode}"
 
 
-class _LoopbackRendezvous(RendezvousHandler):
-    """A meeting of one agent with itself: a store on 127.0.0.1 that outlives the workers.
-
-    torch's own backends let their store listen on every interface.
-    """
-
-    def __init__(self) -> None:
-        self.store = loopback_store()
-        self._closed = False
-
-    @property
-    def use_agent_store(self) -> bool:
-        """The workers use this store too."""
-        return True
-
-    def get_backend(self) -> str:
-        """Name of the backend."""
-        return _BACKEND
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """This node, alone, as rank 0 of 1."""
-        place = RendezvousStoreInfo("127.0.0.1", self.store.port)
-        return RendezvousInfo(self.store, 0, 1, place)
-
-    def is_closed(self) -> bool:
-        """Whether the launch is over."""
-        return self._closed
-
-    def set_closed(self) -> None:
-        """End the launch."""
-        self._closed = True
-
-    def num_nodes_waiting(self) -> int:
-        """Nobody else joins."""
-        return 0
-
-    def get_run_id(self) -> str:
-        """Name of the launch."""
-        return "chunktune"
-
-    def shutdown(self) -> bool:
-        """Nothing to close: the store lives as long as this object."""
-        return True
-
-
-class _Warden:
-    """Watches for a worker that is gone while the sweep goes on, and ends the launch: the agent does not notice.
-
-    torch's agent waits for the result of every worker; one that left with exit status 0 never brings it.
-    """
-
-    # One gone of several; all gone, as those of the last group are until this one has journaled its own.
-    _GRACE_S, _START_S = 15.0, 90.0
-
-    def __init__(self, journal: Path, handler: _LoopbackRendezvous) -> None:
-        self.alarmed = False
-        self._journal = journal
-        self._handler = handler
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> _Warden:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        pids: list[int] = []
-        with followed(self._journal, lambda event: pids.__setitem__(slice(None), event.get("pids", pids))):
-            missing_s = 0.0
-            while not self._stop.wait(1.0):
-                alive = sum(Path("/proc", str(pid)).exists() for pid in pids)
-                missing_s = missing_s + 1.0 if alive < len(pids) and not outcome_of(self._handler.store) else 0.0
-                if missing_s > (self._GRACE_S if alive else self._START_S):
-                    self.alarmed = True
-                    os.kill(os.getpid(), signal.SIGHUP)  # the agent obeys it; nobody takes it for the user's word
-                    return
-
-
-_LEAVING = (signal.SIGINT, signal.SIGTERM)
-_SIGNALS = (*_LEAVING, signal.SIGHUP, signal.SIGQUIT)
-
-
-@contextlib.contextmanager
-def _handlers_restored() -> Iterator[None]:
-    """torch's agent leaves handlers behind that raise an exception of its own."""
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _leaving_at_the_second_signal(go_on: Callable[[], str]) -> Iterator[None]:
-    """A second Ctrl-C, or SIGTERM, does not wait: neither for workers that do not end, as torch's agent would do
-    half a minute at a time, nor for the partial record. The journal holds all of it; `go_on` says how to go on.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    readable, writable = os.pipe()
-    os.set_blocking(writable, False)
-    before = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-    thread = threading.Thread(target=_leave_at_the_second, args=(readable, go_on), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(writable)
-        thread.join()
-        os.close(readable)
-
-
-def _leave_at_the_second(readable: int, go_on: Callable[[], str]) -> None:
-    """Read the numbers of the signals that this process gets, and end it at the second of _LEAVING."""
-    left = 2
-    while number := os.read(readable, 1):
-        left -= number[0] in _LEAVING
-        if left == 0:
-            stop_server()  # and so every worker
-            os.write(2, f"error: told to end a second time, and ended at once{go_on()}\n".encode())
-            os._exit(128 + number[0])
-
-
-@contextlib.contextmanager
-def _registered(handler: _LoopbackRendezvous) -> Iterator[None]:
-    """Let torch's launcher find the handler by name; its registry keeps the first maker of a name."""
-    _current.append(handler)
-    if not _registered_once:
-        rendezvous_handler_registry.register(_BACKEND, _current_handler)
-        _registered_once.append(True)
-    try:
-        yield
-    finally:
-        _current.clear()
-
-
-_current: list[_LoopbackRendezvous] = []
-_registered_once: list[bool] = []
-
-
-def _current_handler(_: RendezvousParameters) -> RendezvousHandler:
-    return _current[-1]
-
-
 def _worker_environment() -> dict[str, str]:
     return {name: value for name, value in {"GLOO_SOCKET_IFNAME": "lo"}.items() if name not in os.environ}
 
@@ -481,46 +305,6 @@ def _quiet_agent() -> Iterator[None]:
     finally:
         for name, level in before.items():
             logging.getLogger(name).setLevel(level)
-
-
-@contextlib.contextmanager
-def followed(journal: Path, on_event: OnEvent) -> Iterator[None]:
-    """Inside, hand every whole line that is added to the journal to `on_event`, as it is written."""
-    stop = threading.Event()
-    thread = threading.Thread(target=_follow, args=(journal, on_event, stop), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-def _follow(journal: Path, on_event: OnEvent, stop: threading.Event) -> None:
-    """Once open it stays open: what is written before the file vanishes is read all the same."""
-    position = 0
-    with contextlib.ExitStack() as opened:
-        file = None
-        while True:
-            last_time = stop.is_set()
-            if file is None:
-                with contextlib.suppress(OSError):
-                    file = opened.enter_context(journal.open("rb", buffering=0))
-            if file is not None:
-                file.seek(position)
-                data = file.read()
-                whole = data[: data.rfind(b"\n") + 1]  # a torn line may be cut off and written anew
-                position += len(whole)
-                for line in whole.splitlines():
-                    on_event(_parsed(line))
-            if last_time:
-                return
-            time.sleep(0.1)
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
-    event: dict[str, Any] = json.loads(line)
-    return event
 
 
 def _or_unwritable(act: Callable[[], object], path: Path) -> None:

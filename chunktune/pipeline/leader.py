@@ -7,7 +7,6 @@ import platform
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 import chunktune
 from chunktune.candidates import described
 from chunktune.errors import ChunktuneError, EnvironmentFailedError, UsageError
+from chunktune.journal import Event, Journal, OnEvent, read_events, start_of
 from chunktune.pipeline.counted import LayerBook
 from chunktune.pipeline.group import Group
 from chunktune.pipeline.leading import Command
@@ -25,7 +25,7 @@ from chunktune.pipeline.live import FreshGroupNeededError, LivePipeline
 from chunktune.pipeline.measure import Measurer
 from chunktune.pipeline.plan import Plan
 from chunktune.pipeline.rehearsed import RehearsedPipeline
-from chunktune.record import Event, Journal, assemble, measured_of, read_events, start_of, write_record
+from chunktune.record import assemble, measured_of, write_record
 from chunktune.replay import JournaledRunner, lost_event
 from chunktune.request import SweepRequest
 from chunktune.results import SCHEMA_VERSION, Record, Trial
@@ -41,7 +41,6 @@ from chunktune.standing import Rules
 from chunktune.verdict import comparisons, decide
 from chunktune.whatif.counsel import advised
 
-OnEvent = Callable[[Event], None]
 QUICK_ROUNDS = 4
 LOSS_TOLERANCE = {"float32": 2e-3, "bfloat16": 2e-2}
 """How far the first step's loss may differ over M by rounding alone, as a share."""

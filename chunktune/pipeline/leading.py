@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from chunktune.journal import Event
 from chunktune.pipeline.counted import LayerBook
 from chunktune.pipeline.measure import Measurer, RankTrial, Timed
 from chunktune.pipeline.plan import Plan
 from chunktune.pipeline.rehearsal import RankReport
 from chunktune.pipeline.timing import RankSeconds
 from chunktune.predict import Operations, Shape, predict
-from chunktune.record import Event
 from chunktune.results import PartSeconds, Predicted, Trial
 
 FIRST_DEADLINE_S = 600.0

@@ -28,8 +28,9 @@ import torch
 from chunktune import partition
 from chunktune.device import Device, is_peer_failure, open_device
 from chunktune.errors import ChunktuneError, UsageError
+from chunktune.journal import OnEvent
 from chunktune.pipeline.group import EXIT_LOST, Group, Place, outcome_of
-from chunktune.pipeline.leader import Leader, OnEvent
+from chunktune.pipeline.leader import Leader
 from chunktune.pipeline.leading import FIRST_DEADLINE_S, Command, obey
 from chunktune.pipeline.measure import Effort, Measurer, PipelineLostError
 from chunktune.pipeline.plan import Plan, counts_for, make_plan

@@ -24,8 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from chunktune.journal import Journal
 from chunktune.models.base import ModelDefinition
-from chunktune.record import Journal
 
 FEATURES = 8
 GIB = 2**30

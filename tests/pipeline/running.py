@@ -18,7 +18,8 @@ from typing import IO, Any, ParamSpec
 
 import pytest
 
-from chunktune.record import read_events, read_record
+from chunktune.journal import read_events
+from chunktune.record import read_record
 from chunktune.results import Record, Trial
 
 P = ParamSpec("P")

@@ -20,9 +20,9 @@ import pytest
 from running import Finished, Running, run, started, wait_for
 
 import chunktune
+from chunktune.journal import followed, read_events
 from chunktune.locks import holding
-from chunktune.pipeline.launch import followed
-from chunktune.record import parse_record, read_events
+from chunktune.record import parse_record
 from chunktune.results import Record
 
 SWEEP = (sys.executable, "-m", "chunktune", "sweep")

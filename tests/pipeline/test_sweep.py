@@ -15,7 +15,8 @@ import jsonschema
 import pytest
 from running import Finished, despite_noise, run, started, sweep, wait_for
 
-from chunktune.record import read_events, read_record, shipped_schema
+from chunktune.journal import read_events
+from chunktune.record import read_record, shipped_schema
 from chunktune.theory import best_sleep_chunks
 
 A, C = 0.004, 0.001

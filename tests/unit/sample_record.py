@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from chunktune.journal import Event
 from chunktune.results import (
     SCHEMA_VERSION,
     Block,
@@ -274,3 +275,44 @@ def lost_event(task: str, values: Sequence[int], state: str, elapsed_s: float, *
         "elapsed_s": elapsed_s,
         **changes,
     }
+
+
+def trial_event(trial, elapsed_s=1.0) -> Event:
+    return {"event": "trial", "trial": trial.model_dump(mode="json"), "elapsed_s": elapsed_s}
+
+
+def full_journal() -> list[Event]:
+    return [
+        start_event(),
+        {"event": "group", "generation": 0, "kind": "processes", "elapsed_s": 8.0},
+        begin_event("trial", [2], 8.0),
+        trial_event(ok_trial(2), 10.0),
+        begin_event("trial", [4], 10.0),
+        trial_event(ok_trial(4), 12.0),
+        {"event": "warning", "text": "the clock drifts"},
+        begin_event("trial", [8], 12.0),
+        lost_event("trial", [8], "killed", 20.0),
+        begin_event("trial", [8], 28.0),
+        lost_event("trial", [8], "killed", 30.0),
+        begin_event("rounds", [2, 4], 38.0),
+        {
+            "event": "rounds",
+            "values": [2, 4],
+            "rounds": [a_round([2, 4]).model_dump(mode="json")],
+            "elapsed_s": 40.0,
+        },
+        begin_event("confirm", [4], 50.0),
+        {
+            "event": "confirm",
+            "trial": ok_trial(4).model_dump(mode="json"),
+            "fresh": "fresh processes",
+            "elapsed_s": 55.0,
+        },
+        {
+            "event": "end",
+            "status": "complete",
+            "verdict": verdict("failed").model_dump(mode="json"),
+            "comparisons": [comparison(2, 4, 0.8).model_dump(mode="json")],
+            "elapsed_s": 56.0,
+        },
+    ]

@@ -15,8 +15,9 @@ from sample_record import failed_trial, lost_event, ok_trial, record, start_even
 
 from chunktune import reading
 from chunktune.errors import UsageError
+from chunktune.journal import Journal
 from chunktune.reading import load_record, load_records, record_names
-from chunktune.record import Journal, record_json, write_record
+from chunktune.record import record_json, write_record
 
 
 def journal(directory: Path, *events: dict[str, Any]) -> Path:

@@ -9,7 +9,8 @@ from sample_record import a_round, batch_of, begin_event, failed_trial, lost_eve
 
 from chunktune.candidates import Candidates
 from chunktune.errors import EnvironmentFailedError
-from chunktune.record import Event, assemble
+from chunktune.journal import Event
+from chunktune.record import assemble
 from chunktune.replay import JournaledRunner
 from chunktune.replay import lost_event as made_lost_event
 from chunktune.results import Round, Trial

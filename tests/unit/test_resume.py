@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 import chunktune
 from chunktune.candidates import enumerate_candidates
 from chunktune.errors import UsageError
-from chunktune.record import Event, assemble, read_events
+from chunktune.journal import Event, read_events
+from chunktune.record import assemble
 from chunktune.replay import JournaledRunner, lost_event
 from chunktune.request import SweepRequest
 from chunktune.results import Round, Trial, Verdict

@@ -10,12 +10,12 @@ from fake_costs import GIB, FakeCosts, layer, peaks, spec_of
 from chunktune import theory
 from chunktune.candidates import enumerate_candidates
 from chunktune.errors import SpecError, UsageError
-from chunktune.record import validated
 from chunktune.report.terminal import render
 from chunktune.report.trials import trial_table
 from chunktune.report.whatif import CSV_COLUMNS, calibration_lines, grid_csv, grid_json, grid_markdown, grid_text
 from chunktune.results import PartSeconds, Record, Trial
 from chunktune.spec import Resolved, Spec, resolve, tables_of_record
+from chunktune.strict import validated
 from chunktune.whatif import Engine, settle
 from chunktune.whatif.calibration import foretold, mean_and_worst
 from chunktune.whatif.engine import basis_of
