@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
-from statistics import fmean, median
+from statistics import median
 
 from chunktune import schedules
-from chunktune.results import Bubble, PartSeconds, Predicted, StageFigures, Trial
+from chunktune.results import PartSeconds, Predicted, Trial
 from chunktune.simulate import Durations, Simulated, simulate
 
 _PROBE = 1e-3
@@ -116,12 +116,17 @@ def backward_s(part: PartSeconds) -> float:
 
 def simulated(shape: Shape, chunks: int, operations: Operations, overhead: Overhead) -> Simulated:
     """A step at M, the constant left out."""
+    return play(shape, chunks, durations(shape, operations, overhead))
+
+
+def play(shape: Shape, chunks: int, durations: Durations) -> Simulated:
+    """A step at M of these durations."""
     return simulate(
         shape.schedule,
         stages=shape.stages,
         chunks=chunks,
         virtual_stages=shape.virtual_stages,
-        durations=durations(shape, operations, overhead),
+        durations=durations,
     )
 
 
@@ -147,67 +152,6 @@ def predict(
         constant_s=overhead.constant_s,
         rehearsed_overhead_s=rehearsed_overhead_s,
         fitted_from=overhead.fitted_from,
-    )
-
-
-def foretold_trial(
-    shape: Shape,
-    chunks: int,
-    batch: tuple[int, int],
-    predicted: Predicted,
-    memory: Sequence[tuple[int, int]],
-) -> Trial:
-    """A trial that nobody ran: the prediction stands where the measurement would.
-
-    `batch`: (b, N) in samples. `memory`: (capacity, budget) of every rank in bytes.
-    """
-    operations = Operations.of(predicted)
-    assert operations is not None and predicted.step_s is not None
-    step_s = predicted.step_s
-    overhead = Overhead(predicted.overhead_s or 0.0, predicted.transfer_s_per_byte or 0.0, predicted.constant_s or 0.0)
-    busy_s = simulated(shape, chunks, operations, overhead).busy_s
-    stages = tuple(
-        _figures(shape, rank, operations, busy, step_s, batch[1], peak, sizes)
-        for rank, (busy, peak, sizes) in enumerate(zip(busy_s, predicted.peak_bytes, memory, strict=True))
-    )
-    return Trial(
-        chunks=chunks,
-        micro_batch=batch[0],
-        mini_batch=batch[1],
-        state="ok",
-        step_s=(step_s,),
-        step_median_s=step_s,
-        step_interval_s=(step_s, step_s),
-        throughput_samples_per_s=batch[1] / step_s,
-        bubble=Bubble(measured=fmean(stage.idle_share for stage in stages), ideal=ideal_bubble(shape, chunks)),
-        predicted=predicted,
-        stages=stages,
-    )
-
-
-def _figures(
-    shape: Shape,
-    rank: int,
-    operations: Operations,
-    busy_s: float,
-    step_s: float,
-    mini_batch: int,
-    peak_bytes: int,
-    memory: tuple[int, int],
-) -> StageFigures:
-    parts = schedules.parts_of_rank(shape.schedule, shape.stages, shape.virtual_stages, rank)
-    return StageFigures(
-        rank=rank,
-        parts=parts,
-        forward_s=sum(operations.parts[part].forward_s for part in parts),
-        backward_s=sum(backward_s(operations.parts[part]) for part in parts),
-        busy_s=busy_s,
-        idle_share=max(0.0, 1 - busy_s / step_s),
-        samples_per_s=mini_batch / busy_s,
-        peak_bytes=peak_bytes,
-        reserved_bytes=None,
-        capacity_bytes=memory[0],
-        budget_bytes=memory[1],
     )
 
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 
+CUDA_ROUNDING_BYTES = 512
+"""What CUDA's caching allocator rounds a storage up to (kMinBlockSize in c10/core/AllocatorConfig.h)."""
 MAX_BYTES = 2**63 - 1
 
 BYTES_PER_UNIT: Mapping[str, int | Fraction] = {

@@ -10,8 +10,9 @@ from chunktune import partition, schedules
 from chunktune.errors import ChunktuneError
 from chunktune.orders import computes
 from chunktune.pipeline.plan import Plan
-from chunktune.pipeline.profile import CUDA_ROUNDING_BYTES, profile_layers
+from chunktune.pipeline.profile import profile_layers
 from chunktune.results import LayerFigures, LayerProfile, StageFigures, Trial
+from chunktune.units import CUDA_ROUNDING_BYTES
 
 
 @dataclass

@@ -13,9 +13,10 @@ from chunktune.pipeline.leading import Leading
 from chunktune.pipeline.live import trial_without_steps
 from chunktune.pipeline.rehearsal import RankReport
 from chunktune.pipeline.timing import RankSeconds
-from chunktune.predict import Overhead, foretold_trial, simulated
+from chunktune.predict import Overhead, play, played, simulated
 from chunktune.replay import Fresh, Task
 from chunktune.results import Block, Predicted, Round, Trial
+from chunktune.simulated_trial import step_figures
 
 RESAMPLES = 12
 
@@ -39,15 +40,20 @@ class RehearsedPipeline(Leading):
             return trial_without_steps(self.plan, chunks, reports)
         predicted = self.foretell(chunks, reports)
         self._keep(chunks, reports, predicted)
-        trial = foretold_trial(
-            self.shape,
-            chunks,
-            self.plan.candidates.batch_of(chunks),
-            predicted,
-            [(rank.budget.capacity_bytes, rank.budget.budget_bytes) for rank in reports if rank.budget is not None],
-        )
+        trial = self._as_predicted(chunks, reports, predicted)
         self.trials[chunks] = trial.model_copy(update={"step_s": (), "predicted": None})
         return self.book.counted(trial)
+
+    def _as_predicted(self, chunks: int, reports: Sequence[RankReport], predicted: Predicted) -> Trial:
+        """The trial as the prediction has it: its step stands where the measured ones would."""
+        step_s, durations = predicted.step_s, played(self.shape, predicted)
+        assert step_s is not None and durations is not None
+        micro_batch, mini_batch = self.plan.candidates.batch_of(chunks)
+        bare = Trial(chunks=chunks, micro_batch=micro_batch, mini_batch=mini_batch, state="ok", predicted=predicted)
+        sizes = [(rank.budget.capacity_bytes, rank.budget.budget_bytes) for rank in reports if rank.budget is not None]
+        step = play(self.shape, chunks, durations)
+        figures = step_figures(self.shape, chunks, mini_batch, durations, step, step_s, predicted.peak_bytes, sizes)
+        return bare.model_copy(update={**figures, "step_interval_s": (step_s, step_s)})
 
     def _keep(self, chunks: int, reports: Sequence[RankReport], predicted: Predicted) -> None:
         self._seconds[chunks] = [report.seconds for report in reports if report.seconds is not None]

@@ -22,13 +22,12 @@ from chunktune.sources.figures import filled, sizes_asked
 from chunktune.sources.interpolation import at
 from chunktune.sources.seconds import SPLIT_NOTE, Seconds, durations, per_rank, splits_backward, total
 from chunktune.spec import Spec
-from chunktune.units import format_share
+from chunktune.units import CUDA_ROUNDING_BYTES, format_share
 
 if TYPE_CHECKING:
-    from chunktune.pipeline.profile import Kernel, Kernels, Profiler
+    from chunktune.pipeline.bench import Kernel, Kernels
+    from chunktune.pipeline.profile import Profiler
 
-CUDA_ROUNDING_BYTES = 512
-"""What CUDA's caching allocator rounds a block up to: kMinBlockSize in c10/core/AllocatorConfig.h."""
 _SMALL, _LARGE = 8, 64
 _PASSES = 3
 """The optimizer reads gradients, reads and writes weights, and besides reads and writes its state."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 
 from chunktune import schedules
 from chunktune.candidates import Candidates
 from chunktune.costs import Costs, Setting
 from chunktune.errors import UsageError
-from chunktune.predict import Shape, ideal_bubble
-from chunktune.results import Block, Bubble, PartSeconds, Predicted, Round, Shortage, StageFigures, Trial
+from chunktune.predict import Shape
+from chunktune.results import Block, PartSeconds, Predicted, Round, Shortage, Trial
 from chunktune.simulate import Durations, Simulated
+from chunktune.simulated_trial import step_figures
 from chunktune.units import format_bytes
 from chunktune.whatif.setting import Room
 
@@ -22,8 +22,6 @@ Simulate = Callable[[int, Durations], Simulated]
 """M and durations -> a step of the setting, the constant left out."""
 Peaks = Callable[[int, int], tuple[int, ...]]
 """M and b -> the peak bytes of every rank; empty where nobody knows them."""
-
-_LEAST_S = 1e-12  # a rank without any work would have infinite speed, and a record holds no infinity
 
 
 @dataclass
@@ -105,52 +103,20 @@ class PredictedRunner:
 
     def _figures(self, trial: Trial, predicted: Predicted, costs: Costs) -> dict[str, object]:
         """What a trial that fits holds besides."""
-        durations, peaks = costs.durations, predicted.peak_bytes
-        simulated = self.simulate(trial.chunks, durations)
+        simulated = self.simulate(trial.chunks, costs.durations)
         step_s = simulated.step_s + costs.constant_s
         if step_s <= 0 or max(simulated.busy_s) <= 0:
             raise UsageError("the costs of every operation are 0 seconds; a step has to take some time to be compared")
-        stages = tuple(
-            self._stage(rank, durations, busy_s, step_s, trial.mini_batch, peaks[rank] if peaks else None)
-            for rank, busy_s in enumerate(simulated.busy_s)
-        )
         shape = Shape(self._schedule.name, self.setting.stages, self.setting.virtual_stages)
-        ideal = ideal_bubble(shape, trial.chunks)
-        return {
-            "predicted": predicted.model_copy(update={"step_s": step_s}),
-            "step_s": (step_s,),
-            "step_median_s": step_s,
-            "throughput_samples_per_s": trial.mini_batch / step_s,
-            "bubble": Bubble(measured=fmean(stage.idle_share for stage in stages), ideal=ideal),
-            "stages": stages,
-        }
+        sizes = [(self.room.capacity_bytes, self.room.budget_bytes)] * shape.stages
+        figures = step_figures(
+            shape, trial.chunks, trial.mini_batch, costs.durations, simulated, step_s, predicted.peak_bytes, sizes
+        )
+        return {"predicted": predicted.model_copy(update={"step_s": step_s}), **figures}
 
     @property
     def _schedule(self) -> schedules.Schedule:
         return schedules.SCHEDULES[self.setting.spec.pipeline.schedule]
-
-    def _stage(
-        self, rank: int, durations: Durations, busy_s: float, step_s: float, mini_batch: int, peak: int | None
-    ) -> StageFigures:
-        parts = schedules.parts_of_rank(self._schedule.name, self.setting.stages, self.setting.virtual_stages, rank)
-        backward_s = (
-            [durations.input_s[part] + durations.weight_s[part] for part in parts]
-            if self._schedule.splits_backward
-            else [durations.backward_s[part] for part in parts]
-        )
-        return StageFigures(
-            rank=rank,
-            parts=parts,
-            forward_s=sum(durations.forward_s[part] for part in parts),
-            backward_s=sum(backward_s),
-            busy_s=busy_s,
-            idle_share=max(0.0, 1 - busy_s / step_s),
-            samples_per_s=mini_batch / max(busy_s, _LEAST_S),
-            peak_bytes=peak,
-            reserved_bytes=None,
-            capacity_bytes=self.room.capacity_bytes,
-            budget_bytes=self.room.budget_bytes,
-        )
 
     def _block(self, trial: Trial) -> Block:
         busy_s = tuple(stage.busy_s for stage in trial.stages)

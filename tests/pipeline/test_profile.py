@@ -24,12 +24,13 @@ from chunktune.models import build_model
 from chunktune.models.base import ModelDefinition
 from chunktune.models.sleep import SleepLayer
 from chunktune.pipeline import rehearsal
-from chunktune.pipeline.profile import CUDA_ROUNDING_BYTES, kernels_of_layers, profile_layers
+from chunktune.pipeline.profile import kernels_of_layers, profile_layers
 from chunktune.pipeline.rehearsal import rehearse
 from chunktune.pipeline.runtime import StorageMeter
 from chunktune.pipeline.work import RankWork, Trainer, TrainingStep
 from chunktune.results import LayerProfile
 from chunktune.spec import Spec
+from chunktune.units import CUDA_ROUNDING_BYTES
 
 DEVICE = open_device("cpu", 0, 1)
 TRANSFORMER = {"family": "transformer", "layers": 1, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 16}

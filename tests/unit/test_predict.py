@@ -12,14 +12,17 @@ from chunktune.predict import (
     Overhead,
     Shape,
     backward_s,
+    durations,
     fit_overhead,
-    foretold_trial,
     ideal_bubble,
+    play,
+    played,
     predict,
     simulated,
 )
 from chunktune.results import PartSeconds, Predicted, Trial
 from chunktune.schedules import SCHEDULES, admits, parts_of_rank
+from chunktune.simulated_trial import step_figures
 
 SHAPES = [Shape(name, 4, row.default_virtual_stages) for name, row in SCHEDULES.items()]
 TRUE = Overhead(overhead_s=1e-3, transfer_s_per_byte=0.5e-9, constant_s=2e-3)
@@ -135,9 +138,13 @@ def test_the_ideal_bubble_of_one_rank_is_none() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.schedule)
-def test_a_foretold_trial_says_all_that_a_measured_one_does(shape: Shape) -> None:
-    found = replace_peaks(foretold(shape, 16, 2, []))
-    trial = foretold_trial(shape, 16, (2, 32), found, [(100, 90)] * 4)
+def test_a_simulated_step_says_all_that_a_measured_one_does(shape: Shape) -> None:
+    found = foretold(shape, 16, 2, [])
+    costs = played(shape, found)
+    assert costs is not None and found.step_s is not None
+    step = play(shape, 16, costs)
+    figures = step_figures(shape, 16, 32, costs, step, found.step_s, (1, 2, 3, 4), [(100, 90)] * 4)
+    trial = Trial.model_validate({"chunks": 16, "micro_batch": 2, "mini_batch": 32, "state": "ok", **figures})
     assert trial.fits and trial.step_median_s == found.step_s
     assert trial.throughput_samples_per_s == pytest.approx(32 / trial.step_median_s)
     assert [stage.parts for stage in trial.stages] == [
@@ -149,13 +156,7 @@ def test_a_foretold_trial_says_all_that_a_measured_one_does(shape: Shape) -> Non
     assert [stage.peak_bytes for stage in trial.stages] == [1, 2, 3, 4]
 
 
-def replace_peaks(predicted: Predicted) -> Predicted:
-    return predicted.model_copy(update={"peak_bytes": (1, 2, 3, 4)})
-
-
 def test_bytes_cost_only_between_ranks() -> None:
     shape = Shape("zbv-zero-bubble", 2, 2)  # part 1 hands to part 2 on the same rank
     slow = replace(Overhead(), transfer_s_per_byte=1e-6)
-    from chunktune.predict import durations
-
     assert [cost > 0 for cost in durations(shape, operations(shape), slow).transfer_s] == [True, False, True]
