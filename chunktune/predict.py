@@ -1,11 +1,13 @@
 """A step's seconds from rehearsed operations, and the runtime's overheads fitted from steps that were measured. Pure.
 
-    step(M) = simulated(operations; overhead an operation, seconds a byte between ranks) + constant a step
+    step(M) = simulated(operations (1 + contention); overhead an operation, seconds a byte between ranks) + constant
 
-The three overheads are what a rehearsal, which has no peer, cannot see. They are fitted from trials other than the
-predicted one by least squares of relative errors, none below zero, with a prior: a step that the machine's noise has
-moved by a tenth must not be laid to an overhead of 30 ms an operation. The prior of the overhead is three times what
-the runtime took in the rehearsals, without peers; the others start from zero.
+These four are what a rehearsal, which has no peer, cannot see; they come from trials other than the predicted one.
+Contention, what peers on the same machine and the transfers take from an operation, is measured: what the ranks were
+busy with in the real step, over the same operations rehearsed. The three overheads are fitted by least squares of
+relative errors, none below zero, with a prior: a step that the machine's noise has moved by a tenth must not be laid
+to an overhead of 30 ms an operation. The prior of the overhead is three times what the runtime took in the rehearsals,
+without peers; the others start from zero.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
-from statistics import median
+from statistics import fmean, median
 
 from chunktune import schedules
 from chunktune.results import PartSeconds, Predicted, Trial
@@ -31,6 +33,8 @@ _SLOWEST_BYTE_S = 1e-9
 """Prior of seconds a byte: 1 GB/s, what gloo reaches on a loopback."""
 _CONSTANT_SPREAD = 10.0
 """Prior of the seconds a step: as many overheads."""
+_UNCONTENDED = 1
+"""Prior of the contention: as many trials without any."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,15 @@ class Shape:
 
 @dataclass(frozen=True)
 class Overhead:
-    """What the runtime adds: to an operation, to a byte between two ranks, to a step. `fitted_from`: values of M."""
+    """What the pipeline adds to rehearsed operations: seconds to each, to a byte between two ranks, to a step.
+
+    `contention`: the share by which an operation itself takes longer. `fitted_from`: values of M.
+    """
 
     overhead_s: float = 0.0
     transfer_s_per_byte: float = 0.0
     constant_s: float = 0.0
+    contention: float = 0.0
     fitted_from: tuple[int, ...] = ()
 
 
@@ -82,13 +90,15 @@ def durations(shape: Shape, operations: Operations, overhead: Overhead) -> Durat
     """What the simulator plays: a part's whole backward is the sum of its halves where only these were run."""
     owner = shape.ranks_of_parts
     between = zip(operations.boundary_bytes, owner, owner[1:], strict=False)
+    parts, longer = operations.parts, 1 + overhead.contention
+    halves = [
+        backward_s(part) / 2 if half_s is None else half_s for part in parts for half_s in (part.input_s, part.weight_s)
+    ]
     return Durations(
-        forward_s=tuple(part.forward_s for part in operations.parts),
-        backward_s=tuple(backward_s(part) for part in operations.parts),
-        input_s=tuple(part.input_s if part.input_s is not None else backward_s(part) / 2 for part in operations.parts),
-        weight_s=tuple(
-            part.weight_s if part.weight_s is not None else backward_s(part) / 2 for part in operations.parts
-        ),
+        forward_s=tuple(longer * part.forward_s for part in parts),
+        backward_s=tuple(longer * backward_s(part) for part in parts),
+        input_s=tuple(longer * half_s for half_s in halves[::2]),
+        weight_s=tuple(longer * half_s for half_s in halves[1::2]),
         transfer_s=tuple(
             overhead.transfer_s_per_byte * size if source != target else 0.0 for size, source, target in between
         ),
@@ -102,7 +112,11 @@ def played(shape: Shape, predicted: Predicted) -> Durations | None:
     operations = Operations.of(predicted)
     if operations is None:
         return None
-    overhead = Overhead(predicted.overhead_s or 0.0, predicted.transfer_s_per_byte or 0.0)
+    overhead = Overhead(
+        overhead_s=predicted.overhead_s or 0.0,
+        transfer_s_per_byte=predicted.transfer_s_per_byte or 0.0,
+        contention=predicted.contention or 0.0,
+    )
     found = durations(shape, operations, overhead)
     return replace(found, transfer_s=predicted.transfer_s) if predicted.transfer_s else found
 
@@ -150,6 +164,7 @@ def predict(
         overhead_s=overhead.overhead_s,
         transfer_s_per_byte=overhead.transfer_s_per_byte,
         constant_s=overhead.constant_s,
+        contention=overhead.contention,
         rehearsed_overhead_s=rehearsed_overhead_s,
         fitted_from=overhead.fitted_from,
     )
@@ -183,8 +198,28 @@ def fit_overhead(shape: Shape, trials: Iterable[Trial], rehearsed_s: float | Non
         overhead_s=found.get("overhead", 0.0),
         transfer_s_per_byte=found.get("bytes", 0.0),
         constant_s=found.get("constant", 0.0),
+        contention=_contention(shape, ran),
         fitted_from=tuple(sorted(row.chunks for row in rows)),
     )
+
+
+def _contention(shape: Shape, trials: Sequence[Trial]) -> float:
+    """The share by which the ranks were busy for longer than rehearsed, the median over trials, none below zero."""
+    shares = [share for trial in trials if (share := _busier(shape, trial)) is not None]
+    if not shares:
+        return 0.0
+    return max(0.0, median(shares)) * len(shares) / (len(shares) + _UNCONTENDED)
+
+
+def _busier(shape: Shape, trial: Trial) -> float | None:
+    """The mean over the ranks; None where the trial does not say it."""
+    operations = None if trial.predicted is None else Operations.of(trial.predicted)
+    if operations is None or not trial.step_s or len(trial.stages) != shape.stages:
+        return None
+    rehearsed_s = simulated(shape, trial.chunks, operations, Overhead()).busy_s
+    if min(rehearsed_s) <= 0:
+        return None
+    return fmean(stage.busy_s / busy_s - 1 for stage, busy_s in zip(trial.stages, rehearsed_s, strict=True))
 
 
 def _rehearsed_s(trials: Sequence[Trial]) -> float:
@@ -216,7 +251,8 @@ def _row(shape: Shape, trial: Trial) -> _Row | None:
     step_s = trial.step_median_s
     if operations is None or step_s is None or step_s <= 0:
         return None
-    bare_s = simulated(shape, trial.chunks, operations, Overhead()).step_s
+    bare = Overhead(contention=_busier(shape, trial) or 0.0)  # as it was in this trial, or an overhead takes it up
+    bare_s = simulated(shape, trial.chunks, operations, bare).step_s
     crossing = max(operations.boundary_bytes, default=0)
     move_s = max(1e-9, _PROBE * max(part.forward_s for part in operations.parts))
 
@@ -230,8 +266,8 @@ def _row(shape: Shape, trial: Trial) -> _Row | None:
         trial.chunks,
         (step_s - bare_s) / noise_s,
         {
-            "overhead": slope(Overhead(overhead_s=move_s), move_s),
-            "bytes": slope(Overhead(transfer_s_per_byte=per_byte), per_byte) if crossing else 0.0,
+            "overhead": slope(replace(bare, overhead_s=move_s), move_s),
+            "bytes": slope(replace(bare, transfer_s_per_byte=per_byte), per_byte) if crossing else 0.0,
             "constant": 1 / noise_s,
         },
     )

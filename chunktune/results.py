@@ -119,8 +119,9 @@ class Predicted(Frozen):
     `step_s`: seconds a step. `peak_bytes`: one value a rank. From the rehearsal: `parts`, the operations, a part each;
     `update_s`, the optimizer's, a rank each. `boundary_bytes`: the tensor between part p and p + 1. `overhead_s`:
     seconds that the runtime adds to each operation, `transfer_s_per_byte` to each byte that crosses between ranks,
-    `constant_s` to each step, fitted from the trials named in `fitted_from` alone; where there are none the overhead
-    is what the runtime took in the rehearsal, without peers. `basis`: how the costs of a `whatif` are known; its
+    `constant_s` to each step, `contention` the share by which an operation takes longer than rehearsed, all from the
+    trials named in `fitted_from` alone; where there are none the overhead is what the runtime took in the rehearsal,
+    without peers. `basis`: how the costs of a `whatif` are known; its
     `transfer_s` are seconds between part p and p + 1, where a sweep has bytes and seconds a byte.
     """
 
@@ -132,6 +133,7 @@ class Predicted(Frozen):
     overhead_s: Finite | None = None
     transfer_s_per_byte: Finite | None = None
     constant_s: Finite | None = None
+    contention: Finite | None = None
     rehearsed_overhead_s: Finite | None = None
     fitted_from: tuple[int, ...] = ()
     transfer_s: tuple[Finite, ...] = ()

@@ -1,6 +1,7 @@
 """Costs that a record measured: operations from its rehearsals, overheads from its measured steps. No torch.
 
-at b        every part's operations as rehearsed, interpolated in b between the sizes that were
+at b        every part's operations as rehearsed, interpolated in b between the sizes that were, and longer by the
+            contention that the measured steps show
 layers      a part's seconds are its layers', in proportion to their floating-point operations: so they can be
             put together to other parts, on another K or V
 overheads   `chunktune.predict.fit_overhead`, as they were on the record's own pipeline
@@ -181,7 +182,7 @@ class RecordedCosts:
             if not seconds:
                 return None
             points.append((size, statistics.fmean(seconds)))
-        return at(points, micro_batch)
+        return (1 + self._overhead.contention) * at(points, micro_batch)
 
     def _weights(self, micro_batch: int) -> list[list[float]]:
         """By what a part's seconds are handed out: floating-point operations, else parameters, else evenly.

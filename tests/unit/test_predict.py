@@ -102,6 +102,36 @@ def test_a_disturbed_trial_of_few_operations_moves_the_next_by_little(factor: fl
     assert foretold(shape, 64, 2, [disturbed]).step_s == pytest.approx(truth.step_median_s, rel=0.1)
 
 
+def in_company(shape: Shape, chunks: int, micro_batch: int, share: float) -> Trial:
+    """A trial in which every operation took longer than in the rehearsal by this share."""
+    trial = measured(shape, chunks, micro_batch, replace(TRUE, contention=share))
+    step_s = trial.step_median_s
+    costs = durations(shape, operations(shape, micro_batch), replace(TRUE, contention=share))
+    assert step_s is not None
+    figures = step_figures(
+        shape, chunks, trial.mini_batch, costs, play(shape, chunks, costs), step_s, (), [(None, None)] * 4
+    )
+    return Trial.model_validate({**dict(trial), "stages": figures["stages"]})
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.schedule)
+def test_operations_that_take_longer_among_peers_do_so_at_the_next_m_too(shape: Shape) -> None:
+    trials = [in_company(shape, chunks, 64 // chunks, 0.2) for chunks in (8, 16, 32)]
+    truth = in_company(shape, 64, 1, 0.2)
+    found = foretold(shape, 64, 1, trials)
+    assert found.contention == pytest.approx(0.2 * 3 / 4, rel=0.05)  # one trial's weight speaks for none
+    assert found.step_s == pytest.approx(truth.step_median_s, rel=0.05)
+    costs = played(shape, found)
+    assert costs is not None
+    assert play(shape, 64, costs).step_s + (found.constant_s or 0) == pytest.approx(found.step_s)
+
+
+def test_ranks_that_were_busy_for_less_than_rehearsed_show_no_contention() -> None:
+    shape = SHAPES[0]
+    disturbed_rehearsals = [in_company(shape, chunks, 64 // chunks, -0.2) for chunks in (2, 4, 8)]
+    assert fit_overhead(shape, disturbed_rehearsals, REHEARSED_S).contention == 0
+
+
 def test_no_overhead_is_ever_below_zero() -> None:
     shape = SHAPES[0]
     fast = [measured(shape, chunks, 64 // chunks, factor=0.9) for chunks in (2, 4, 8, 16)]

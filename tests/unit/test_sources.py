@@ -449,6 +449,34 @@ def test_overheads_are_fitted_from_the_measured_steps() -> None:
     assert found.durations.update_s == pytest.approx((0.01, 0.02))
 
 
+def test_operations_that_took_longer_among_peers_than_rehearsed_do_so_in_every_setting() -> None:
+    setting = setting_of(SLEEP, 2, "gpipe")
+    record = recorded(setting)
+    shape = Shape("gpipe", 2, 1)
+    busy = [busier(shape, each, 1.2) for each in record.trials]
+    found = RecordedCosts(record.model_copy(update={"trials": tuple(busy)})).costs(setting, 4)
+    alone = RecordedCosts(record).costs(setting, 4)
+    longer = 1 + fit_overhead(shape, busy).contention
+    assert longer == pytest.approx(1 + 0.2 * 3 / 4)  # one trial's weight speaks for none
+    assert found.durations.forward_s == pytest.approx([longer * seconds for seconds in alone.durations.forward_s])
+    assert found.durations.update_s == alone.durations.update_s
+
+
+def busier(shape: Shape, trial: Trial, factor: float) -> Trial:
+    """The trial with what its ranks were busy with: this much longer than rehearsed."""
+    assert trial.predicted is not None
+    operations = Operations.of(trial.predicted)
+    assert operations is not None
+    busy_s = simulated(shape, trial.chunks, operations, Overhead()).busy_s
+    stages = [
+        {"rank": rank, "parts": [rank], "forward_s": 1, "backward_s": 1, "busy_s": factor * seconds}
+        | {"idle_share": 0, "samples_per_s": 1, "peak_bytes": None, "reserved_bytes": None}
+        | {"capacity_bytes": None, "budget_bytes": None}
+        for rank, seconds in enumerate(busy_s)
+    ]
+    return Trial.model_validate({**dict(trial), "step_s": (trial.step_median_s,), "stages": stages})
+
+
 def test_a_rehearsed_record_has_the_overhead_that_its_rehearsals_make_likely() -> None:
     setting = setting_of(SLEEP, 2, "gpipe")
     found = RecordedCosts(recorded(setting, mode="rehearsed")).costs(setting, 4)
