@@ -151,7 +151,7 @@ class _Search:
         previous: Trial | None = None
         for chunks in self.candidates.ladder:
             trial = self._try(chunks)
-            reason = "sweep.budget was spent before it" if trial is None else self._after(trial, previous)
+            reason = "sweep.budget was spent before it was measured" if trial is None else self._after(trial, previous)
             if reason is not None:
                 self.ended = reason
                 return
