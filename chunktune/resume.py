@@ -127,6 +127,22 @@ def refuse_other_question(events: Iterable[Event], request: SweepRequest, spec: 
     _refuse(request.output_dir, pairs)
 
 
+def refuse_other_code(events: Iterable[Event], directory: str, factory: str, code: str | None) -> None:
+    """Raises UsageError where the file of the user's factory is not as the journal's sweep began with it."""
+    if changed_code(events, code):
+        raise UsageError(
+            f"{directory}: the sweep there cannot be gone on with: the file of model.factory {factory} has changed "
+            "since it began; what was measured before would be of another model: put it back, or start anew with "
+            "another --output-dir"
+        )
+
+
+def changed_code(events: Iterable[Event], code: str | None) -> bool:
+    """Whether the journal's sweep began with another factory file than this digest's; journals of old do not say."""
+    begun = (start_of(events) or {}).get("code")
+    return begun is not None and begun != code
+
+
 def refuse_other_machine(events: Iterable[Event], directory: str, environment: Mapping[str, Any]) -> None:
     """Raises UsageError where the journal's sweep ran with another torch or on other devices."""
     start = start_of(events)

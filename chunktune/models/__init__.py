@@ -15,7 +15,7 @@ FAMILIES: dict[str, Callable[[Any], ModelDefinition]] = {
     "python": python.build,
 }
 
-__all__ = ["FAMILIES", "ModelDefinition", "build_model"]
+__all__ = ["FAMILIES", "ModelDefinition", "build_model", "code_digest"]
 
 
 def build_model(model_spec: Any) -> ModelDefinition:
@@ -24,3 +24,8 @@ def build_model(model_spec: Any) -> ModelDefinition:
     Raises SpecError or UserCodeError for the `python` family, as `chunktune.models.python.build` says.
     """
     return FAMILIES[model_spec.family](model_spec)
+
+
+def code_digest(model_spec: Any) -> str | None:
+    """What tells the user's own code, once built from, from a changed one; None where chunktune brings the model."""
+    return python.code_digest(model_spec) if model_spec.family == "python" else None

@@ -7,6 +7,7 @@ likes), or the three as a tuple. Whatever is wrong with it comes out as one clea
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
 import sys
 import weakref
@@ -43,6 +44,18 @@ def build(spec: PythonModel, spec_dir: str | Path | None = None) -> ModelDefinit
         sample_batch=_checked_batch(definition.sample_batch, spec.factory),
         loss=_checked_loss(definition.loss, spec.factory),
     )
+
+
+def code_digest(spec: PythonModel) -> str | None:
+    """A digest of the file that the factory's module was imported from; None where it has none, or it is gone.
+
+    What that module imports is not part of it.
+    """
+    path = getattr(sys.modules.get(spec.factory.partition(":")[0]), "__file__", None)
+    try:
+        return None if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
+    except OSError:
+        return None
 
 
 def _extend_path(spec_dir: str | Path | None) -> None:

@@ -41,7 +41,7 @@ from chunktune.record import Status, assemble, measured_of, read_record, write_r
 from chunktune.replay import lost_event
 from chunktune.request import SweepRequest
 from chunktune.results import Record
-from chunktune.resume import as_recorded, journal_of, note_resumed, refuse_other_question
+from chunktune.resume import as_recorded, journal_of, note_resumed, refuse_other_code, refuse_other_question
 from chunktune.spec import Spec
 
 SPARE_RESTARTS = 16
@@ -65,7 +65,9 @@ def run(request: SweepRequest, on_event: OnEvent) -> Record | None:
     plan.model.sample_batch(1, torch.Generator())  # a factory's mistake is told before any process starts
     if request.resume:
         spec = as_recorded(request.spec.model_dump(mode="json"), plan.stages, plan.virtual_stages)
-        refuse_other_question(journal_of(Path(request.output_dir)), request, spec)
+        events = journal_of(Path(request.output_dir))
+        refuse_other_question(events, request, spec)
+        refuse_other_code(events, request.output_dir, getattr(request.spec.model, "factory", ""), plan.code)
     launch = _Launch(request, stages, len(plan.candidates.ladder))
     with holding(_devices(request, stages), request.output_dir):
         return launch.run(on_event)

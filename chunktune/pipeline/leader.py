@@ -31,8 +31,10 @@ from chunktune.request import SweepRequest
 from chunktune.results import SCHEMA_VERSION, Record, Trial
 from chunktune.resume import (
     as_recorded,
+    changed_code,
     hosts_moved,
     note_resumed,
+    refuse_other_code,
     refuse_other_machine,
     refuse_other_question,
 )
@@ -42,6 +44,10 @@ from chunktune.verdict import comparisons, decide
 from chunktune.whatif.counsel import advised
 
 QUICK_ROUNDS = 4
+_CHANGED_CODE = (
+    "the file of model.factory changed while the sweep ran: what was measured after the worker group was started again "
+    "is of the changed model; measure anew"
+)
 LOSS_TOLERANCE = {"float32": 2e-3, "bfloat16": 2e-2}
 """How far the first step's loss may differ over M by rounding alone, as a share."""
 
@@ -93,6 +99,8 @@ class Leader:
             return events
         if self._request.resume:
             refuse_other_question(events, self._request, self._spec())
+            factory = getattr(self._plan.spec.model, "factory", "")
+            refuse_other_code(events, str(self._output), factory, self._plan.code)
             note_resumed(path, replace(self._request, launch=self._launch))
             return read_events(path)
         if self._request.force:
@@ -142,7 +150,7 @@ class Leader:
         refuse_other_machine(self._events, str(self._output), environment)
         moved = hosts_moved(self._events, environment)
         for text in [*([moved] if moved is not None else []), *_shared(self._request)]:
-            if not any(event.get("text") == text for event in self._events):
+            if not self._said(text):
                 self._append({"event": "warning", "text": text})
 
     def _send(self, command: Command) -> Command:
@@ -195,8 +203,13 @@ class Leader:
         if lost is not None:
             self._append(lost)
         kind = "re-initialised" if self._group.reopened else "processes"
+        if changed_code(self._events, self._plan.code) and not self._said(_CHANGED_CODE):
+            self._append({"event": "warning", "text": _CHANGED_CODE})
         number = self._group.generation
         self._append({"event": "group", "generation": number, "kind": kind, "pids": pids, "elapsed_s": elapsed_s})
+
+    def _said(self, text: str) -> bool:
+        return any(event.get("text") == text for event in self._events)
 
     def _since_start_s(self) -> float:
         """Seconds of the sweep until now, restarts of the group included: they are paid for by the budget too.
@@ -244,6 +257,7 @@ class Leader:
             "quick": self._request.quick,
             "warnings": [*candidates.warnings, *_warnings(self._plan, facts), *_shared(self._request)],
             "layers_per_part": list(counts),
+            "code": self._plan.code,
             "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "elapsed_s": 0.0,
         }

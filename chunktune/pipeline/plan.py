@@ -10,14 +10,17 @@ from chunktune import partition, schedules
 from chunktune.candidates import Candidates, enumerate_candidates
 from chunktune.errors import UsageError
 from chunktune.estimate import meta_layers, parameters_of_layers
-from chunktune.models import build_model
+from chunktune.models import build_model, code_digest
 from chunktune.models.base import ModelDefinition
 from chunktune.spec import Spec
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A spec made concrete for K ranks. `counts`: layers a part, None while layers have to be timed first."""
+    """A spec made concrete for K ranks. `counts`: layers a part, None while layers have to be timed first.
+
+    `code`: a digest of the user's factory, None where chunktune brings the model.
+    """
 
     spec: Spec
     model: ModelDefinition
@@ -25,6 +28,7 @@ class Plan:
     virtual_stages: int
     candidates: Candidates
     counts: tuple[int, ...] | None
+    code: str | None = None
 
     @property
     def parts(self) -> int:
@@ -50,7 +54,7 @@ def make_plan(spec: Spec, stages: int, spec_dir: str) -> Plan:
     choice = spec.pipeline.partition
     timed = choice == "time"
     counts = counts_for("uniform" if timed else choice, model, stages * virtual)
-    return Plan(spec, model, stages, virtual, candidates, None if timed else counts)
+    return Plan(spec, model, stages, virtual, candidates, None if timed else counts, code_digest(spec.model))
 
 
 def counts_for(

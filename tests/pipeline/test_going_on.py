@@ -67,6 +67,21 @@ def build():
         loss=lambda output, target: ((output - target) ** 2).mean(),
     )
 """
+CHANGING_FACTORY = (
+    FACTORY.replace("lambda: torch.nn.Linear(4, 4)", "lambda: Layer(4, 4)")
+    + """
+import os, signal
+from pathlib import Path
+
+class Layer(torch.nn.Linear):
+    def forward(self, values):
+        text = Path(__file__).read_text()
+        if type(values) is torch.Tensor and "RANK" in os.environ and not text.endswith("changed"):
+            Path(__file__).write_text(text.replace("** 2", "** 4") + "# changed")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(values)
+"""
+)
 PYTHON = """
 [model]
 family = "python"
@@ -270,6 +285,14 @@ def test_two_sweeps_at_once_and_one_after_the_first_was_killed(tmp_path: Path, m
     assert Counter(tried(done.events)) == {1: 1, 2: 1}, "what was measured was not measured again"
 
 
+def test_a_factory_that_changes_under_a_sweep_is_a_warning(tmp_path: Path) -> None:
+    """Its worker ends just then, and the next one imports the file as it is now."""
+    (tmp_path / "factory_beside.py").write_text(CHANGING_FACTORY)
+    out = tmp_path / "out"
+    done = run(quick(spec_in(tmp_path, PYTHON), out), output=out)
+    assert any("the file of model.factory changed while the sweep ran" in text for text in done.chosen().warnings)
+
+
 # --- what may be gone on with ------------------------------------------------------------------------------
 
 
@@ -283,6 +306,12 @@ def test_without_a_spec_with_a_larger_budget_and_once_more_when_all_is_done(tmp_
     same = resumed(out)
     assert same.returncode == 6, same
     assert same.events == first.events, "no more time, no more trials: nothing was run"
+
+    (tmp_path / "factory_beside.py").write_text(FACTORY.replace("** 2", "** 4"))
+    other = resumed(out, "--budget", "10m")
+    assert other.returncode == 2 and other.events == first.events, "nothing of two models is mixed"
+    assert "the file of model.factory factory_beside:build has changed since it began" in other.stderr
+    (tmp_path / "factory_beside.py").write_text(FACTORY)
 
     second = resumed(out, "--budget", "10m")
     record = second.chosen()

@@ -26,6 +26,7 @@ from chunktune.request import SweepRequest
 from chunktune.results import Round, Trial, Verdict
 from chunktune.resume import (
     as_recorded,
+    changed_code,
     hosts_moved,
     is_finished,
     journal_of,
@@ -259,6 +260,13 @@ def test_everything_that_differs_is_named_up_to_a_dozen() -> None:
 )
 def test_the_same_question_in_another_time_is_accepted(asked: SweepRequest) -> None:
     refuse_other_question(EVENTS, asked, settled(asked))
+
+
+@pytest.mark.parametrize(
+    ("begun", "now", "changed"), [(None, "ab", False), ("ab", "ab", False), ("ab", "cd", True), ("ab", None, True)]
+)
+def test_another_factory_file_is_another_question(begun: str | None, now: str | None, changed: bool) -> None:
+    assert changed_code([{**EVENTS[0], "code": begun}, *EVENTS[1:]], now) == changed
 
 
 # --- the machine -------------------------------------------------------------------------------------------
