@@ -259,6 +259,7 @@ class _CudaWatch:
 
     def restart(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)
+        self._retries_before = self._retries_so_far()
 
     @property
     def current_bytes(self) -> int:
@@ -315,8 +316,13 @@ def resolve_kind(kind: str) -> Literal["cpu", "cuda"]:
 
 
 def gpu_is_present() -> bool:
-    """Whether the kernel shows an NVIDIA device that was not hidden on purpose (CUDA_VISIBLE_DEVICES='')."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    """Whether the kernel shows an NVIDIA device that was not hidden on purpose.
+
+    CUDA shows the devices before the first entry of CUDA_VISIBLE_DEVICES that names none: "", "-1", or SLURM's
+    "NoDevFiles" hide all.
+    """
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    hidden = not (first.isdecimal() or first.startswith(("GPU-", "MIG-")))
     return not hidden and any(Path("/dev").glob("nvidia[0-9]*"))
 
 
@@ -395,7 +401,14 @@ class _GlibcAllocator:
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|B|KiB|MiB|GiB|TiB)?")
 _UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _PEER_TEXTS = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "Broken pipe")
-_OOM_TEXTS = ("can't allocate memory", "CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_OOM_TEXTS = (
+    "can't allocate memory",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

@@ -124,7 +124,9 @@ class Group:
     def open(self) -> None:
         """Form the process group and its control channel; a new one each time, under keys of its own.
 
-        torch's workers would otherwise read the addresses of the group that died from the store.
+        torch's workers would otherwise read the addresses of the group that died from the store. No `device_id`: NCCL
+        would then send everything between two ranks through the one communicator of the whole group, in order, where
+        trainers have one for each pair (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, eagerInit_).
         """
         self._opened += 1
         if is_loopback(self.place.address):
@@ -136,7 +138,6 @@ class Group:
             rank=self.place.rank,
             world_size=self.place.ranks,
             timeout=GROUP_TIMEOUT,
-            device_id=self._device.torch_device if cuda else None,
         )
         self._control = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
         if cuda:
@@ -231,8 +232,12 @@ class Group:
 
 
 def waits_for_peer(frame: FrameType) -> bool:
-    """Whether a thread with this innermost frame is inside a transfer or a collective."""
-    return Path(frame.f_code.co_filename).is_relative_to(Path(dist.__file__).parent)
+    """Whether a thread with this innermost frame is inside a transfer or a collective.
+
+    Over NCCL these return at once, and the wait is for the device.
+    """
+    file = Path(frame.f_code.co_filename)
+    return file.is_relative_to(Path(dist.__file__).parent) or file == Path(torch.cuda.__file__)
 
 
 def agreed_generation(store: dist.Store, rank: int, ranks: int) -> int:

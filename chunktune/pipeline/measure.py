@@ -145,6 +145,7 @@ class Measurer:
                 assert self._step is not None
                 start = time.perf_counter()
                 losses = self._step.run()
+                device.synchronise()
                 loss = float(torch.stack([one.detach().float() for one in losses]).sum()) if losses else None
                 del losses
                 watch.restart()
@@ -184,14 +185,15 @@ class Measurer:
     def _timed(self, count: int, *, keep: bool = False) -> Timed:
         """Steps one after the other from a common start, as in training: no barrier between them."""
         assert self._step is not None
-        operations: list[list[Operation]] = []
-        ends = []
+        log, ends = self._step.operations, []
+        marks = []
         self.group.barrier()
         start, origin = time.perf_counter(), self.work.device.mark()
         for _ in range(count):
             self._run_one()
             ends.append(time.perf_counter() - start)
-            operations.append(self._step.operations.take(origin))
+            marks.append(log.cut())  # read after the last step: between two, reading would make them longer
+        operations = [log.read(one, origin) for one in marks]
         return Timed(
             ends_s=tuple(ends),
             busy_s=tuple(sum(one.seconds for one in step) for step in operations),

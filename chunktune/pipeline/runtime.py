@@ -17,7 +17,7 @@ import contextlib
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -292,12 +292,16 @@ class Clock(Protocol):
         """Seconds between two marks; the device has been synchronised."""
 
 
+Marked = tuple[str, int, int, Mark, Mark]
+"""Kind, part and chunk of an operation, and the marks around it."""
+
+
 @dataclass
 class OperationLog:
     """Times operations by marks that cost next to nothing, and adds them up when asked."""
 
     clock: Clock
-    _open: list[tuple[str, int, int, Mark, Mark]] = field(default_factory=list)
+    _open: list[Marked] = field(default_factory=list)
 
     def timed(self, kind: str, part: int, run: Callable[[], Any], chunk: int = -1) -> Any:
         """Run, and remember how long it took."""
@@ -313,7 +317,16 @@ class OperationLog:
 
     def take(self, origin: Mark = None) -> list[Operation]:
         """Every operation since the last call, in order, started so long after `origin`; the device is synchronised."""
-        done = [
+        return self.read(self.cut(), origin)
+
+    def cut(self) -> list[Marked]:
+        """The marks since the last call, still to be read."""
+        marks, self._open = self._open, []
+        return marks
+
+    def read(self, marks: Iterable[Marked], origin: Mark = None) -> list[Operation]:
+        """The operations of these marks, started so long after `origin`; the device is synchronised."""
+        return [
             Operation(
                 kind,
                 part,
@@ -321,10 +334,8 @@ class OperationLog:
                 0.0 if origin is None else self.clock.elapsed_s(origin, start),
                 chunk,
             )
-            for kind, part, chunk, start, end in self._open
+            for kind, part, chunk, start, end in marks
         ]
-        self._open.clear()
-        return done
 
 
 class TimedStage(PipelineStage):

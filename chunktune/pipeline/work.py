@@ -162,8 +162,8 @@ class RankWork:
         boundary = self._layer_boundaries(micro_batch)[layer]
         with self.device.torch_device:
             part = Part([self.build_layer(layer)], recompute=self._recomputes, autocast=self._autocast)
-        value = self._sample(micro_batch)[0] if layer == 0 else _random(boundary)
-        value = value.to(self.device.torch_device)
+        place = self.device.torch_device
+        value = self._sample(micro_batch)[0].to(place) if layer == 0 else _random(boundary, place)
         return min([self._forward_backward_s(part, value) for _ in range(repeats + 1)][1:])
 
     def _forward_backward_s(self, part: Part, value: torch.Tensor) -> float:
@@ -257,8 +257,9 @@ def make_optimizer(name: str, parameters: Sequence[nn.Parameter]) -> torch.optim
     return makers[name]() if trained and name in makers else None
 
 
-def _random(boundary: Boundary) -> torch.Tensor:
+def _random(boundary: Boundary, place: torch.device) -> torch.Tensor:
+    """What enters a layer: a leaf on the device itself, so that its gradient is not copied anywhere."""
     like = boundary.inputs
     if not like.is_floating_point():
-        return torch.zeros(like.shape, dtype=like.dtype)
-    return torch.randn(like.shape, dtype=like.dtype).requires_grad_(True)
+        return torch.zeros(like.shape, dtype=like.dtype, device=place)
+    return torch.randn(like.shape, dtype=like.dtype, device=place).requires_grad_(True)

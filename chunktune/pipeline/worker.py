@@ -42,6 +42,10 @@ from chunktune.request import SweepRequest
 from chunktune.results import Record
 from chunktune.spec import Spec
 
+_UNFORMED = (
+    f"the process group was not formed within {FIRST_DEADLINE_S:.0f} s: do the ranks reach each other over "
+    "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME? NCCL_DEBUG=INFO says more"
+)
 QUICK_EFFORT = Effort(trial_steps=2, trial_s=0.15, block_steps=1, block_s=0.1)
 
 
@@ -77,7 +81,8 @@ def run(request: SweepRequest, on_event: OnEvent | None) -> Record | None:
     if own_launcher and outcome_of(group.store).get("outcome") == "failed":
         return None
     while True:
-        group.open()
+        with group.deadline(FIRST_DEADLINE_S, {"reason": _UNFORMED}):
+            group.open()
         record, reopen = _session(request, plan, group, device, on_event)
         group.close()
         if own_launcher or not reopen:

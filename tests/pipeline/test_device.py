@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import gc
 import resource
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from chunktune import device as device_module
-from chunktune.device import MIB, CpuDevice, asked_bytes, is_out_of_memory, is_peer_failure, open_device, resolve_kind
+from chunktune.device import (
+    MIB,
+    CpuDevice,
+    asked_bytes,
+    gpu_is_present,
+    is_out_of_memory,
+    is_peer_failure,
+    open_device,
+    resolve_kind,
+)
 from chunktune.errors import UsageError
 
 
@@ -89,6 +99,9 @@ def wrapped(error: BaseException) -> RuntimeError:
         (wrapped(wrapped(MemoryError())), True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."), True),
         (RuntimeError("NCCL error: unhandled cuda error, out of memory"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA driver error: out of memory"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
         (RuntimeError("shape mismatch"), False),
         (wrapped(ValueError("not out of anything")), False),
     ],
@@ -119,6 +132,13 @@ def test_the_end_of_a_peer_is_no_error_of_this_rank() -> None:
     assert is_peer_failure(RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"))
     assert is_peer_failure(wrapped(dist.DistNetworkError("reset")))
     assert not is_peer_failure(wrapped(ValueError("bad shape")))
+
+
+@pytest.mark.parametrize(("visible", "hidden"), [("", True), ("-1", True), ("NoDevFiles", True), ("1,0", False)])
+def test_gpus_may_be_hidden_on_purpose(visible: str, hidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter([folder / "nvidia0"]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_is_present() is not hidden
 
 
 def test_a_gpu_that_cannot_be_used_is_an_error_and_not_a_cpu_run(monkeypatch: pytest.MonkeyPatch) -> None:
