@@ -11,6 +11,8 @@ from chunktune.units import format_seconds, format_share
 
 _FEWEST_SAMPLES = 2  # one sample says nothing of its own noise
 
+_ROUNDING = 1e-9
+
 
 @dataclass(frozen=True)
 class Ratio:
@@ -59,7 +61,7 @@ def ratio_of(record: Record, chunks: int, baseline: Record, base_chunks: int) ->
 def _finding(check: str, ratio: Ratio | None, max_slowdown: float) -> Finding:
     if ratio is None:
         return Finding(check=check, outcome="failed", unit="samples/s", words="the step time is not known in both")
-    least = 1 - max_slowdown
+    least = (1 - max_slowdown) * (1 - _ROUNDING)
     within = "not more than" if ratio.ratio >= least else "more than"
     words = f"{_change(ratio)}, {within} the {format_share(max_slowdown)} allowed"
     beyond = ratio.ratio < least
